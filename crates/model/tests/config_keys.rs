@@ -2,6 +2,7 @@
 
 #[path = "../../../golden/cases.rs"]
 mod cases;
+mod support;
 
 use cases::CASES;
 use evenkeel_model::{Config, Error};
@@ -88,10 +89,8 @@ fn small() -> Vec<Value> {
 
 /// What transformers wrote for the golden folders.
 fn golden() -> impl Iterator<Item = Value> {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo or a bundle's script runs the tests");
-    let folder = std::path::Path::new(&package).join("../../golden");
-    CASES.iter().map(move |case| {
-        let text = std::fs::read_to_string(folder.join(case).join("config.json")).unwrap();
+    CASES.iter().map(|case| {
+        let text = std::fs::read_to_string(support::golden().join(case).join("config.json")).unwrap();
         serde_json::from_str(&text).unwrap()
     })
 }

@@ -19,7 +19,7 @@ pub(crate) fn activate<S: Simd>(activation: Activation, s: S, x: S::Vector) -> S
         Activation::Silu => s.mul(x, sigmoid(s, x)),
         Activation::GeluErf => s.mul(x, normal_distribution(s, x)),
         Activation::GeluTanh => s.mul(x, sigmoid(s, tanh_argument(s, x))),
-        // Of a number that is none and 0, the minimum and the maximum are their second operand.
+        // The maximum is its second operand where one of them is NaN, so NaN stays.
         Activation::Relu => s.max(s.splat(0.0), x),
     }
 }

@@ -133,7 +133,7 @@ unsafe fn choose(kernel: &Route, token: usize, best: &mut [u64]) {
     let row = unsafe { std::slice::from_raw_parts(logits.at(token, 0), logits.cols) };
     best.fill(0);
     for (expert, &logit) in row.iter().enumerate() {
-        // Of equal ranks, a lower index is larger. Each is larger than zero.
+        // A lower index is larger among equal ranks. Each is larger than zero.
         let key = (rank(logit) as u64) << 32 | !(expert as u32) as u64;
         if key > best[best.len() - 1] {
             let place = best.partition_point(|&other| other > key);

@@ -28,7 +28,7 @@ pub(crate) struct Router {
     pub routes: Routes,
 }
 
-/// Where tokens go.
+/// The routes of tokens to their experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
     /// f32 [T, k]
@@ -137,7 +137,7 @@ impl Experts {
         values.set(self.out, out);
     }
 
-    /// What backward needs, without the output.
+    /// Computes the values that backward needs, without the output.
     pub fn widen(&self, context: &Context, values: &mut Slots) {
         let gate_up = &context.parameters.value(self.gate_up);
         let gathered = self.gathered(context, values, values.get(self.x), false);
@@ -226,7 +226,7 @@ impl Experts {
         out
     }
 
-    /// What `down` multiplies. [T·k, I]
+    /// The factor of `down`: activated gates times the rest. [T·k, I]
     fn narrowed(&self, context: &Context, values: &Slots) -> Tensor {
         let wide = values.get(self.wide);
         let [gate, up]: [View; 2] = halves(wide);

@@ -21,12 +21,11 @@ use crate::parameters::{Gradients, ParamId};
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Linear(Linear),
-    /// A norm of every head, in a slot of heads side by side.
+    /// A norm of every head in a slot of heads side by side, or of all of them together: of as many columns as it has weights.
     HeadNorm {
         x: Slot,
         out: Slot,
         stats: Slot,
-        heads: usize,
         norm: NormSpec,
     },
     /// Rotates heads in place.
@@ -226,9 +225,10 @@ impl Op {
         let queue = context.queue;
         match self {
             Op::Linear(linear) => linear.forward(context, values),
-            Op::HeadNorm { x, out, stats, heads, norm } => {
+            Op::HeadNorm { x, out, stats, norm } => {
                 let input = values.get(*x);
-                let [rows, dim] = [input.rows * heads, context.parameters.value(norm.weight).cols];
+                let dim = context.parameters.value(norm.weight).cols;
+                let rows = input.len() / dim;
                 let result = queue.tensor(input.rows, input.cols, input.dtype);
                 let source = norm::Input::Value(input.view().reshaped(rows, dim));
                 let row_stats = norm.forward(queue, context.parameters, source, result.view().reshaped(rows, dim));
@@ -337,9 +337,10 @@ impl Op {
         let queue = context.queue;
         match self {
             Op::Linear(linear) => linear.backward_input(context, gradients, values, slots),
-            Op::HeadNorm { x, out, stats, heads, norm } => {
+            Op::HeadNorm { x, out, stats, norm } => {
                 let (input, dout) = (values.take(*x), slots.take(*out));
-                let [rows, dim] = [input.rows * heads, context.parameters.value(norm.weight).cols];
+                let dim = context.parameters.value(norm.weight).cols;
+                let rows = input.len() / dim;
                 let (x_rows, dout_rows) = (input.view().reshaped(rows, dim), dout.view().reshaped(rows, dim));
                 let row_stats = values.take(*stats);
                 let parameters = context.parameters;

@@ -124,7 +124,7 @@ impl Rotary {
     }
 }
 
-/// What a model adds to heads or scores by position, on a device: rotations, for sequences up to a given length, and slopes.
+/// A model's rotations, for sequences up to a given length, and its slopes, on a device.
 /// Rotations that depend on a sequence's length take this one.
 pub struct RotaryTables {
     tables: Vec<Tensor>,

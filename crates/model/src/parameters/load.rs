@@ -225,8 +225,8 @@ impl Model {
             let (name, missing, expected) = (first.clone(), missing.len(), wanted().count());
             return Err(Error::MissingTensor { name, folder: folder.path().to_owned(), missing, expected });
         }
-        let found = |tensor: &FileTensor| in_folder(&tensor.name).expect("none is missing");
-        let names_of = |spec: &ParamSpec| spec.in_files().map(|(tensor, _)| found(&tensor)).collect();
+        let found = |tensor: FileTensor| in_folder(&tensor.name).expect("none is missing");
+        let names_of = |spec: &ParamSpec| spec.in_files().map(|(tensor, _)| found(tensor)).collect();
         let of_spec = |spec: &ParamSpec| if spec.is_adapter { Vec::new() } else { names_of(spec) };
         let names: Vec<Vec<String>> = self.specs.iter().map(of_spec).collect();
         let mut companions = Vec::new();
@@ -238,13 +238,13 @@ impl Model {
             }
         }
         self.refuse_unexpected(&present, names.iter().flatten().chain(&companions), folder.path())?;
-        for (spec, expected) in of_base().flat_map(|spec| spec.in_files().map(move |(tensor, _)| (spec, tensor))) {
-            let name = found(&expected);
-            let tensor = folder.tensor(&name).expect("present");
-            let is_quantized = spec.is_packed && bitsandbytes::is_quantized(folder, &name);
+        let tensors = of_base().flat_map(|spec| spec.in_files().map(move |(tensor, _)| (spec, tensor)));
+        for ((spec, expected), name) in tensors.zip(names.iter().flatten()) {
+            let tensor = folder.tensor(name).expect("present");
+            let is_quantized = spec.is_packed && bitsandbytes::is_quantized(folder, name);
             if !is_quantized && tensor.shape() != expected.shape {
                 let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
-                return Err(Error::WrongShape { name, file, found, expected: expected.shape });
+                return Err(Error::WrongShape { name: name.clone(), file, found, expected: expected.shape });
             }
         }
         Ok(names)

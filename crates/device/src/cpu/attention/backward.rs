@@ -607,7 +607,7 @@ impl Capping for Unchanged {
     }
 }
 
-/// Of each score of a part.
+/// The derivative of the cap, for each score of a part.
 #[derive(Clone, Copy)]
 struct Derivatives<'a>(&'a [f32; SCORED * TILE]);
 

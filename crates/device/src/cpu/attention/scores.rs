@@ -6,7 +6,7 @@ use super::super::simd::{LANES, Simd};
 use super::{TILE, Tile};
 use crate::kernel::ScoreChanges;
 
-/// What is subtracted from scores before the first. Finite, so that a query without keys so far subtracts no infinities.
+/// The maximum before the first score. It is finite, so that a query without keys so far subtracts no infinities.
 const LOWEST: f32 = -1e30;
 
 /// The changes that a kernel asks for.

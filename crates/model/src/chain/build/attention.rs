@@ -184,8 +184,7 @@ impl Builder<'_> {
         let [mut q, mut k, v] = self.queries_keys_values(body, x, &weights.qkv, held, heads);
         for (heads, norm) in [&mut q, &mut k].into_iter().zip(weights.norms.into_iter().flatten()) {
             let (x, out, stats) = (heads.slot, body.slot(), body.slot());
-            let count = if matches!(self.names.qk_norm, Some(QkNorm::Whole(_))) { 1 } else { heads.count };
-            body.ops.push(Op::HeadNorm { x, out, stats, heads: count, norm });
+            body.ops.push(Op::HeadNorm { x, out, stats, norm });
             heads.slot = out;
         }
         if let Some(table) = layer.rotary {

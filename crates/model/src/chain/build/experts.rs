@@ -31,7 +31,7 @@ impl Builder<'_> {
         let router = self.tensor(&router, vec![count, hidden], Slice::whole([count, hidden]), router_sharing, init);
         let columns = columns_of_experts(&shard.ffn, self.config.ffn, ffn);
         let own = sharing(shard);
-        // Of each expert the gate's rows, then the others.
+        // Each expert has the gate's rows before the others.
         let firsts = (0..2 * count).map(|part| part * ffn);
         let rows = firsts.map(|first| first + columns.start..first + columns.end).collect();
         let slice = Slice::of_rows(Ranges::new(rows), hidden);

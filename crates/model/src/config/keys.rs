@@ -1,0 +1,106 @@
+//! The keys of a JSON object, checked as they are read: no number from a file is used before it is bounded.
+
+use evenkeel_device::kernel::Activation;
+use serde_json::Value;
+
+use super::family::Choice;
+use super::{LARGEST_SIZE, shorten};
+use crate::error::Error;
+
+/// The keys of a JSON object, checked as they are read.
+pub(super) struct Keys<'a> {
+    pub json: &'a Value,
+}
+
+impl Keys<'_> {
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.json.get(key).filter(|value| !value.is_null())
+    }
+
+    pub fn size(&self, key: &str) -> Result<usize, Error> {
+        self.optional_size(key)?.ok_or_else(|| self.missing(key, "a size"))
+    }
+
+    pub fn optional_size(&self, key: &str) -> Result<Option<usize>, Error> {
+        let size = self.bounded(key, LARGEST_SIZE)?;
+        self.require(size != Some(0), key, "a size above 0")?;
+        Ok(size)
+    }
+
+    pub fn bounded(&self, key: &str, largest: u64) -> Result<Option<usize>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let size = value.as_u64().filter(|&size| size <= largest);
+        size.map(|size| Some(size as usize)).ok_or_else(|| self.bad(key, &format!("a whole number up to {largest}")))
+    }
+
+    pub fn optional_float(&self, key: &str) -> Result<Option<f64>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_f64().filter(|value| value.is_finite()).map(Some).ok_or_else(|| self.bad(key, "a number"))
+    }
+
+    pub fn positive(&self, key: &str) -> Result<Option<f64>, Error> {
+        let value = self.optional_float(key)?;
+        self.require(value.is_none_or(|value| value > 0.0), key, "a positive number")?;
+        Ok(value)
+    }
+
+    /// A list of whole numbers, empty if there is none.
+    pub fn numbers(&self, key: &str) -> Result<Vec<usize>, Error> {
+        let Some(list) = self.get(key) else { return Ok(Vec::new()) };
+        let number = |value: &Value| value.as_u64().and_then(|value| usize::try_from(value).ok());
+        let numbers = list.as_array().and_then(|list| list.iter().map(number).collect());
+        numbers.ok_or_else(|| self.bad(key, "a list of whole numbers"))
+    }
+
+    /// So many positive numbers.
+    pub fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>, Error> {
+        let list = self.get(key).ok_or_else(|| self.missing(key, &format!("a list of {count} numbers")))?;
+        let list = list.as_array().filter(|list| list.len() == count);
+        let number = |value: &Value| value.as_f64().filter(|value| value.is_finite() && *value > 0.0);
+        let factors = list.and_then(|list| list.iter().map(number).collect::<Option<Vec<f64>>>());
+        factors.ok_or_else(|| self.bad(key, &format!("a list of {count} positive numbers")))
+    }
+
+    pub fn optional_flag(&self, key: &str) -> Result<Option<bool>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.bad(key, "true or false"))
+    }
+
+    pub fn optional_text(&self, key: &str) -> Result<Option<&str>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.bad(key, "a text"))
+    }
+
+    pub fn choice(&self, choice: &Choice) -> Result<bool, Error> {
+        match choice {
+            Choice::Never => Ok(false),
+            Choice::Always => Ok(true),
+            Choice::Key(key) => Ok(self.optional_flag(key)?.unwrap_or(false)),
+            Choice::KeyOrTrue(key) => Ok(self.optional_flag(key)?.unwrap_or(true)),
+        }
+    }
+
+    pub fn activation(&self, key: &str) -> Result<Option<Activation>, Error> {
+        match self.optional_text(key)? {
+            Some("silu" | "swish") => Ok(Some(Activation::Silu)),
+            Some("relu") => Ok(Some(Activation::Relu)),
+            Some("gelu") => Ok(Some(Activation::GeluErf)),
+            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(Some(Activation::GeluTanh)),
+            None => Ok(None),
+            Some(_) => Err(self.bad(key, "silu, gelu, gelu_new, gelu_pytorch_tanh or relu")),
+        }
+    }
+
+    pub fn require(&self, holds: bool, key: &str, expected: &str) -> Result<(), Error> {
+        if holds { Ok(()) } else { Err(self.bad(key, expected)) }
+    }
+
+    pub fn bad(&self, key: &str, expected: &str) -> Error {
+        let found = self.json.get(key).map_or("missing".to_owned(), Value::to_string);
+        Error::BadConfig { key: key.to_owned(), expected: expected.to_owned(), found: shorten(&found) }
+    }
+
+    pub fn missing(&self, key: &str, expected: &str) -> Error {
+        Error::MissingKey { key: key.to_owned(), expected: expected.to_owned() }
+    }
+}
