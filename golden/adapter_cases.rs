@@ -1,6 +1,6 @@
 //! The adapters that `adapters.py` writes, each with its base, for the tests of every crate.
 
-pub const CASES: [(&str, &str); 16] = [
+pub const CASES: [(&str, &str); 22] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
@@ -15,6 +15,12 @@ pub const CASES: [(&str, &str); 16] = [
     ("llama_saved_untied", "llama2"),
     ("qwen2_saved_tied", "qwen2"),
     ("llama_dropout", "llama3"),
+    ("gpt_oss_lora", "gpt_oss"),
+    ("qwen3_moe_experts", "qwen3_moe"),
+    ("gpt_oss_experts", "gpt_oss"),
+    ("mixtral_experts", "mixtral"),
     ("llama_qlora", "llama_nf4"),
     ("llama_qdora", "llama_nf4"),
+    ("bert_lora", "bert"),
+    ("roberta_lora", "roberta"),
 ];

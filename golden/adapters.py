@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from make import CASES as MODELS
-from make import IGNORED, NOISE, ROOT, STEPS, Language, stacked, train
+from make import IGNORED, NOISE, ROOT, STEPS, Language, Text, stacked, train
 from nf4 import LLAMA as LLAMA_NF4
 from noise import kept_rows, seed_of
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -35,10 +35,11 @@ FIRST_SITE = 2**32  # of adapters' dropout; the sites of models are smaller
 class Adapter:
     base: str
     options: dict  # of PEFT's LoraConfig
-    merged: tuple = ()  # modules whose weights after merging are written down
+    merged: tuple = ()  # modules whose weights after merging are written down, or the parameters themselves
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 CASES = {
     "llama_lora": Adapter(
@@ -76,6 +77,13 @@ CASES = {
             modules_to_save=["classifier"],
         ),
     ),
+    # PEFT trains the head of texts whole.
+    "bert_lora": Adapter(
+        "bert",
+        dict(r=2, lora_alpha=4, target_modules=["query", "value", "intermediate.dense", "output.dense"]),
+        merged=("bert.encoder.layer.1.output.dense",),
+    ),
+    "roberta_lora": Adapter("roberta", dict(r=3, lora_alpha=3, target_modules=["query", "key", "value"])),
     # PEFT sorts the patterns when it writes them and takes the first that matches: they are sorted here, too.
     "llama_patterns": Adapter(
         "llama3",
@@ -136,6 +144,31 @@ CASES = {
             ensure_weight_tying=True,
         ),
     ),
+    # Beside sinks and biases.
+    "gpt_oss_lora": Adapter("gpt_oss", dict(r=4, lora_alpha=4, target_modules=ATTENTION)),
+    # Experts, of which one layer has none. An adapter of both parameters has gate_up's factors under `base_layer`.
+    "qwen3_moe_experts": Adapter(
+        "qwen3_moe",
+        dict(
+            r=4,
+            lora_alpha=8,
+            target_modules=ATTENTION,
+            target_parameters=EXPERTS,
+            rank_pattern={r"layers\.2\..*gate_up_proj": 5, "experts.down_proj": 3},
+            alpha_pattern={"down_proj": 7},
+        ),
+        merged=("model.layers.0.mlp.experts.gate_up_proj", "model.layers.2.mlp.experts.down_proj"),
+    ),
+    # Matrices that the checkpoint has transposed, with gates and others in turns. Nothing but experts is adapted.
+    "gpt_oss_experts": Adapter(
+        "gpt_oss",
+        dict(r=2, lora_alpha=3, use_rslora=True, target_modules=[], target_parameters=EXPERTS),
+        merged=("model.layers.0.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"),
+    ),
+    # One of both parameters, which then has the short names.
+    "mixtral_experts": Adapter(
+        "mixtral", dict(r=3, lora_alpha=5, target_modules=["q_proj"], target_parameters=["experts.gate_up_proj"])
+    ),
     # A base in 4 bits. One of the adapted layers was skipped.
     "llama_qlora": Adapter("llama_nf4", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"])),
     # The norms are of the expanded weights.
@@ -182,7 +215,8 @@ def load_base(base):
 
 
 def save_random_adapter(adapter, folder, random):
-    task_type = "CAUSAL_LM" if isinstance(BASES[adapter.base], Language) else None
+    kinds = {Language: "CAUSAL_LM", Text: "SEQ_CLS"}
+    task_type = next((task for kind, task in kinds.items() if isinstance(BASES[adapter.base], kind)), None)
     model = get_peft_model(load_base(adapter.base), LoraConfig(task_type=task_type, **adapter.options))
     with torch.no_grad():
         for key, parameter in trained(model).items():
@@ -246,7 +280,7 @@ def begin_noise(model, seed, first_token):
 
 def first_batch(base):
     tensors = load_file(ROOT / base / "golden.safetensors")
-    return {key: tensors[key] for key in ("input_ids", "pixel_values", "labels") if key in tensors}
+    return {key: tensors[key] for key in ("input_ids", "token_type_ids", "pixel_values", "labels") if key in tensors}
 
 
 def logits(case, model, batch):
@@ -315,7 +349,8 @@ def merged(adapter, folder, batch):
     expected = logits(case, model, batch)
     model = model.merge_and_unload()
     torch.testing.assert_close(logits(case, model, batch), expected, rtol=1e-4, atol=1e-4)
-    return {f"merged.{module}.weight": model.get_parameter(f"{module}.weight").detach() for module in adapter.merged}
+    names = [name if ".experts." in name else f"{name}.weight" for name in adapter.merged]
+    return {f"merged.{name}": model.get_parameter(name).detach() for name in names}
 
 
 def with_old_names(folder, old_folder):

@@ -14,23 +14,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jet import JetConfig, JetNemotronForCausalLM
 from noise import noisy
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    BertConfig,
     BloomConfig,
     Cohere2Config,
+    FalconConfig,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
     GemmaConfig,
     Glm4Config,
     GPT2Config,
     GPTJConfig,
+    GptOssConfig,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
+    Mistral3Config,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
@@ -40,13 +51,20 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
+    RobertaConfig,
     SmolLM3Config,
     Starcoder2Config,
     ViTConfig,
     logging,
 )
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 ROOT = Path(__file__).parent
 IGNORED = -100
@@ -61,6 +79,8 @@ class Case:
     adamw: bool = False
     optimizers: bool = False
     dropout: dict = None  # what config.json would say for `dropout.safetensors`
+    balance: float = None  # the coefficient of the loss of balance among experts for `balance.safetensors`
+    carried: tuple = ()  # beginnings of the names of weights that a text has nothing to do with
 
     def constants(self):
         return {}
@@ -81,7 +101,7 @@ class Language(Case):
     def batch(self, random):
         tokens = sum(self.documents)
         # Token 0 is Gemma's padding, whose embedding PyTorch gives no gradient.
-        input_ids = torch.randint(1, self.config.vocab_size, (tokens,), generator=random)
+        input_ids = torch.randint(1, self.config.get_text_config().vocab_size, (tokens,), generator=random)
         labels = input_ids.roll(-1)
         labels[self.segments()[1:] - 1] = IGNORED
         labels[torch.randperm(tokens, generator=random)[: tokens // 8]] = IGNORED
@@ -90,6 +110,44 @@ class Language(Case):
     def logits(self, model, batch):
         documents = batch["input_ids"].split(self.documents)
         return torch.cat([model(input_ids=ids[None], use_cache=False).logits[0] for ids in documents])  # [T, V]
+
+
+@dataclass
+class Jet(Language):
+    auto = JetNemotronForCausalLM
+
+
+@dataclass
+class TextOf(Language):
+    """The text of a model that also reads pictures."""
+
+    auto = AutoModelForImageTextToText
+
+
+@dataclass
+class Text(Case):
+    """Texts with a label each."""
+
+    documents: tuple = (17, 24, 1, 9)  # lengths; the second type of tokens begins in the middle of a document
+
+    auto = AutoModelForSequenceClassification
+
+    def constants(self):
+        return {"segments": torch.tensor((0, *self.documents)).cumsum(0).int()}  # [documents + 1]
+
+    def batch(self, random):
+        config = self.config
+        first = config.pad_token_id + 1
+        types = [torch.arange(length) >= (length + 1) // 2 for length in self.documents]
+        return {
+            "input_ids": torch.randint(first, config.vocab_size, (sum(self.documents),), generator=random).int(),  # [T]
+            "token_type_ids": torch.cat(types).int() * (config.type_vocab_size - 1),  # [T]
+            "labels": torch.randint(config.num_labels, (len(self.documents),), generator=random).int(),  # [D]
+        }
+
+    def logits(self, model, batch):
+        parts = zip(*(batch[key].split(self.documents) for key in ("input_ids", "token_type_ids")))
+        return torch.cat([model(input_ids=ids[None], token_type_ids=types[None]).logits for ids, types in parts])  # [D, labels]
 
 
 @dataclass
@@ -120,6 +178,15 @@ TINY = dict(
     max_position_embeddings=64,
 )
 LLAMA2 = TINY | dict(num_key_value_heads=4)
+ENCODER = dict(
+    vocab_size=101,
+    hidden_size=32,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
 NEOX = dict(
     vocab_size=101,
     hidden_size=64,
@@ -137,6 +204,71 @@ LONGROPE = dict(
     partial_rotary_factor=0.5,
     short_factor=[1.1, 1.7],
     long_factor=[1.5, 9.0],
+)
+GROWING = dict(
+    rope_type="yarn",
+    rope_theta=1e6,
+    factor=8.0,
+    original_max_position_embeddings=8,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+    llama_4_scaling_beta=0.1,
+)
+DELTA = dict(
+    num_hidden_layers=3,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=12,
+    max_position_embeddings=256,
+)
+DELTA_EXPERTS = (
+    TINY
+    | SPECIAL
+    | DELTA
+    | dict(
+        intermediate_size=None,
+        num_hidden_layers=2,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=20,
+    )
+)
+QWEN_VISION = dict(
+    depth=1,
+    hidden_size=16,
+    intermediate_size=16,
+    num_heads=2,
+    patch_size=4,
+    out_hidden_size=32,
+    num_position_embeddings=16,
+)
+GEMMA4 = (
+    TINY
+    | SPECIAL
+    | dict(
+        num_hidden_layers=3,
+        head_dim=8,
+        global_head_dim=16,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=128,
+        sliding_window=8,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=100.0),
+            full_attention=dict(rope_type="proportional", rope_theta=1000.0, partial_rotary_factor=0.5),
+        ),
+    )
+)
+# Full layers have one key and value head, whose values are its keys before their norm.
+GEMMA4_SHARED_VALUES = dict(attention_k_eq_v=True, num_global_key_value_heads=1)
+FALCON = dict(
+    vocab_size=128, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64, **SPECIAL
 )
 NEOX_DROPOUT = dict(attention_dropout=0.3, hidden_dropout=0.2)
 
@@ -197,9 +329,28 @@ CASES = {
         )
     ),
     "mistral": Language(MistralConfig(**TINY, sliding_window=8)),
+    # Queries grow at positions 8 and 16.
+    "ministral3": Language(Ministral3Config(**TINY, head_dim=16, rope_parameters=GROWING)),
+    "ministral3_vision": TextOf(
+        Mistral3Config(
+            text_config=TINY | dict(head_dim=16, rope_parameters=GROWING, model_type="ministral3"),
+            vision_config=dict(
+                model_type="pixtral",
+                hidden_size=16,
+                intermediate_size=16,
+                num_attention_heads=2,
+                head_dim=8,
+                num_hidden_layers=1,
+                image_size=8,
+                patch_size=4,
+            ),
+            tie_word_embeddings=False,
+        ),
+        carried=("vision_tower.", "multi_modal_projector."),
+    ),
     "qwen2": Language(Qwen2Config(**TINY, tie_word_embeddings=True), optimizers=True),
     "qwen3": Language(Qwen3Config(**TINY | dict(hidden_size=40), head_dim=16)),
-    "mixtral": Language(MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2)),
+    "mixtral": Language(MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2), balance=0.5),
     # The second of three layers has no experts.
     "qwen3_moe": Language(
         Qwen3MoeConfig(
@@ -211,6 +362,7 @@ CASES = {
             mlp_only_layers=[1],
         ),
         documents=(7, 1, 19, 5),
+        balance=0.5,
     ),
     # More experts than find tokens.
     "qwen3_moe_one": Language(
@@ -221,7 +373,85 @@ CASES = {
             **TINY, head_dim=8, num_experts=3, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True
         )
     ),
-    "olmoe": Language(OlmoeConfig(**TINY | SPECIAL, num_experts=6, num_experts_per_tok=2)),
+    # Documents of one chunk of the delta rule and more, of a token and of less than a convolution.
+    "qwen3_5": Language(
+        Qwen3_5TextConfig(
+            **TINY | SPECIAL | DELTA,
+            head_dim=16,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        documents=(70, 1, 3, 129),
+    ),
+    "qwen3_5_vision": TextOf(
+        Qwen3_5Config(
+            text_config=TINY | SPECIAL | DELTA | dict(head_dim=16, full_attention_interval=2, tie_word_embeddings=True),
+            vision_config=QWEN_VISION,
+            tie_word_embeddings=True,
+        ),
+        carried=("model.visual.",),
+    ),
+    "qwen3_5_moe": Language(Qwen3_5MoeTextConfig(**DELTA_EXPERTS), documents=(70, 1, 3, 20)),
+    "qwen3_5_moe_vision": TextOf(
+        Qwen3_5MoeConfig(text_config=DELTA_EXPERTS, vision_config=QWEN_VISION), carried=("model.visual.",)
+    ),
+    # The second of three layers has no experts.
+    "qwen3_next": Language(
+        Qwen3NextConfig(
+            **DELTA_EXPERTS | dict(num_hidden_layers=3, intermediate_size=80, layer_types=None),
+            full_attention_interval=2,
+            mlp_only_layers=[1],
+        ),
+        documents=(70, 1, 3, 129),
+    ),
+    "jet_nemotron": Jet(
+        JetConfig(
+            **TINY | SPECIAL | dict(num_hidden_layers=3),
+            architectures=["JetNemotronForCausalLM"],
+            hidden_act="silu",
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0,
+            initializer_range=0.02,
+            tie_word_embeddings=True,
+            layer_types=["jet", "swa", "jet"],
+            efficient_attention_config=dict(
+                jet=dict(
+                    conv_size=4,
+                    dconv_generator_reduction=8,
+                    dconv_implementation="triton",
+                    expand_v=1.5,
+                    head_dim=8,
+                    mode="chunk",
+                    norm_eps="1e-5",
+                    num_heads=4,
+                ),
+                swa=dict(window_size=8),
+            ),
+        ),
+        documents=(70, 1, 3, 20),
+    ),
+    # Documents longer than the window, and gates beyond their limit.
+    "gpt_oss": Language(
+        GptOssConfig(
+            **TINY | SPECIAL | dict(intermediate_size=28),
+            head_dim=16,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            sliding_window=8,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=100.0,
+                factor=4.0,
+                beta_fast=1.5,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=16,
+            ),
+        ),
+        documents=(4, 1, 19, 6),
+        dropout=dict(attention_dropout=0.3),
+        balance=0.5,
+    ),
+    "olmoe": Language(OlmoeConfig(**TINY | SPECIAL, num_experts=6, num_experts_per_tok=2), balance=0.5),
     "gemma3": Language(
         Gemma3TextConfig(
             **TINY | dict(num_hidden_layers=3, num_key_value_heads=1),
@@ -235,6 +465,21 @@ CASES = {
             ),
         )
     ),
+    "gemma3_vision": TextOf(
+        Gemma3Config(
+            text_config=TINY | SPECIAL | dict(num_key_value_heads=1, head_dim=16, sliding_window=8),
+            vision_config=dict(
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                image_size=8,
+                patch_size=4,
+            ),
+            mm_tokens_per_image=4,
+        ),
+        carried=("vision_tower.", "multi_modal_projector."),
+    ),
     "gemma": Language(GemmaConfig(**TINY | SPECIAL | dict(num_key_value_heads=1), head_dim=16)),
     "gemma2": Language(
         Gemma2Config(
@@ -245,6 +490,54 @@ CASES = {
             attn_logit_softcapping=2.0,
             final_logit_softcapping=3.0,
         )
+    ),
+    "gemma4": Language(Gemma4TextConfig(**GEMMA4, **GEMMA4_SHARED_VALUES, final_logit_softcapping=3.0)),
+    "gemma4_experts": Language(
+        Gemma4TextConfig(
+            **GEMMA4 | GEMMA4_SHARED_VALUES | dict(intermediate_size=40, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]),
+            enable_moe_block=True,
+            num_experts=5,
+            top_k_experts=2,
+            moe_intermediate_size=24,
+        ),
+        documents=(7, 1, 19, 5),
+    ),
+    # The three layers at the end attend to the keys and values of those of their type before them.
+    "gemma4_shared": Language(
+        Gemma4TextConfig(
+            **GEMMA4
+            | dict(
+                num_hidden_layers=5,
+                layer_types=["full_attention", *3 * ["sliding_attention"], "full_attention"],
+                hidden_size_per_layer_input=24,
+            ),
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+        ),
+        documents=(7, 1, 19, 5),
+    ),
+    "gemma4_vision": TextOf(
+        Gemma4Config(
+            text_config=GEMMA4 | GEMMA4_SHARED_VALUES | dict(use_bidirectional_attention="vision"),
+            vision_config=dict(
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                head_dim=8,
+                patch_size=4,
+                position_embedding_size=16,
+            ),
+            audio_config=dict(
+                hidden_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                subsampling_conv_channels=[4, 4],
+                output_proj_dims=16,
+            ),
+        ),
+        carried=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
     ),
     "granite": Language(
         GraniteConfig(
@@ -327,6 +620,8 @@ CASES = {
         ),
         dropout=dict(attention_dropout=0.3, dropout=0.2),
     ),
+    "falcon": Language(FalconConfig(**FALCON)),
+    "falcon_new": Language(FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True)),
     "gpt2": Language(
         GPT2Config(
             vocab_size=101,
@@ -344,6 +639,16 @@ CASES = {
     ),
     "gpt_neox": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=True), dropout=NEOX_DROPOUT),
     "gpt_neox_serial": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=False), dropout=NEOX_DROPOUT),
+    "bert": Text(
+        BertConfig(**ENCODER, max_position_embeddings=80, num_labels=5),
+        dropout=dict(attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.2, classifier_dropout=0.4),
+    ),
+    "roberta": Text(
+        RobertaConfig(
+            **ENCODER, max_position_embeddings=82, num_labels=3, type_vocab_size=1, bos_token_id=0, pad_token_id=1, eos_token_id=2
+        ),
+        dropout=dict(attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.2),
+    ),
     "vit": Image(
         ViTConfig(
             image_size=24,
@@ -371,9 +676,13 @@ def make(name, case):
     model = case.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     batch = case.batch(random)
     save_file(golden(case, model, batch), folder / "golden.safetensors")
-    assert gradient_shapes(folder) == weight_shapes(folder)
+    untrained = (*case.carried, *(name for name, _ in model.named_buffers()))
+    weights = {key: shape for key, shape in weight_shapes(folder).items() if not key.startswith(untrained)}
+    assert gradient_shapes(folder) == weights
     if case.dropout:
         save_file(dropout(case, folder, batch), folder / "dropout.safetensors")
+    if case.balance:
+        save_file(balance(case, folder, batch), folder / "balance.safetensors")
     if case.adamw:
         save_file(adamw(case, model, random), folder / "adamw.safetensors")
 
@@ -385,6 +694,8 @@ def make(name, case):
 
 
 def save_random_checkpoint(case, folder, random):
+    # Some vectors start at random.
+    torch.manual_seed(0)
     model = case.auto.from_config(case.config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -394,8 +705,40 @@ def save_random_checkpoint(case, folder, random):
             else:
                 # Norms and biases start where they do nothing, which would hide a wrong gradient.
                 parameter.add_(0.2 * noise)
+        for module in model.modules():
+            turn_keys_to_queries(module)
+            widen_gates(module)
+            if hasattr(module, "q_norm") and getattr(module, "scaling", None) == 1.0:
+                # Scores are not divided by anything, and random ones would make every softmax a choice.
+                module.q_norm.weight.mul_(0.3)
+            if hasattr(module, "layer_scalar"):
+                module.layer_scalar.copy_(0.6 + 0.4 * torch.rand(1, generator=random))
     model.save_pretrained(folder, max_shard_size=case.shard)
     (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def turn_keys_to_queries(module):
+    """A document's first token gets ⟨q, k⟩·v of linear attention, and a norm behind it: without this, its sign would be a matter
+    of rounding."""
+
+    def turn(queries, keys):
+        keys.copy_(queries + 0.3 * keys)
+
+    if hasattr(module, "conv1d"):
+        in_blocks = [module.conv1d.weight] + ([module.in_proj_qkv.weight] if hasattr(module, "in_proj_qkv") else [])
+        for weight in in_blocks:
+            turn(weight[: module.key_dim], weight[module.key_dim : 2 * module.key_dim])
+    if hasattr(module, "in_proj_qkvz"):
+        for head in module.in_proj_qkvz.weight.chunk(module.num_k_heads):
+            turn(head[: module.head_k_dim], head[module.head_k_dim : 2 * module.head_k_dim])
+    if hasattr(module, "dynamic_conv1d"):
+        turn(module.q_proj.weight, module.k_proj.weight)
+
+
+def widen_gates(module):
+    """Clamped gates reach their limit."""
+    if hasattr(module, "gate_up_proj_bias"):
+        module.gate_up_proj.mul_(3.0)
 
 
 def golden(case, model, batch):
@@ -405,7 +748,7 @@ def golden(case, model, batch):
     smoothed_loss = cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=0.1)
 
     loss.backward()
-    gradients = as_saved(model, {key: parameter.grad for key, parameter in model.named_parameters()})
+    gradients = as_saved(model, gradients_of(model))
     return {
         **case.constants(),
         **batch,
@@ -423,8 +766,26 @@ def dropout(case, folder, batch):
         logits = case.logits(model, batch)
     loss = cross_entropy(logits, batch["labels"].long(), ignore_index=IGNORED)
     loss.backward()
-    gradients = as_saved(model, {key: parameter.grad for key, parameter in model.named_parameters()})
+    gradients = as_saved(model, gradients_of(model))
     return {"loss": loss.detach().reshape(1), **{f"grad.{key}": gradient for key, gradient in gradients.items()}}
+
+
+def balance(case, folder, batch):
+    """The loss of balance among experts over all documents together, and the gradients of both losses."""
+    model = case.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    documents = batch["input_ids"].split(case.documents)
+    passes = [model(input_ids=ids[None], use_cache=False, output_router_logits=True) for ids in documents]
+    loss = cross_entropy(torch.cat([found.logits[0] for found in passes]), batch["labels"].long(), ignore_index=IGNORED)
+    layers = tuple(torch.cat(layer) for layer in zip(*(found.router_logits for found in passes)))  # [T, E] each
+    config = model.config
+    unbalanced = load_balancing_loss_func(layers, layers[0].shape[1], config.num_experts_per_tok)
+    (loss + case.balance * unbalanced).backward()
+    gradients = as_saved(model, gradients_of(model))
+    return {
+        "loss": loss.detach().reshape(1),
+        "balance_loss": unbalanced.detach().reshape(1),
+        **{f"grad.{key}": gradient for key, gradient in gradients.items()},
+    }
 
 
 def train(case, model, batches, optimizers):
@@ -517,6 +878,10 @@ def adamw(case, model, random):
             if not key.endswith("key.bias")
         },
     }
+
+
+def gradients_of(model):
+    return {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def as_saved(model, tensors):

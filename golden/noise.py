@@ -13,6 +13,7 @@ import torch
 GOLDEN = 0x9E3779B97F4A7C15
 BITS = 2**64 - 1
 ENTRY, ATTENTION_WEIGHTS, ATTENTION_OUTPUT, MLP_OUTPUT = range(4)
+FIRST_TOKENS, POOLED = 2**31, 2**31 + 1
 
 
 def mix(x):
@@ -56,12 +57,14 @@ def kept_rows(seed, first_token, tokens, cols, p):
 class Noise:
     """Takes the place of `torch.nn.functional.dropout`. Modules call it in the order in which they compute."""
 
-    def __init__(self, seed, first_token, parallel):
+    def __init__(self, seed, first_token, parallel, of_texts):
         self.seed, self.next_token, self.parallel = seed, first_token, parallel
+        self.of_texts = list(of_texts)
 
     def begin(self, *_):
         """A pass over tokens that follow those of the last one."""
         self.first_token, self.layer, self.outputs = self.next_token, -1, 0
+        self.left = list(self.of_texts)
 
     def dropout(self, x, p=0.5, training=True, inplace=False):
         assert training and not inplace
@@ -82,8 +85,11 @@ class Noise:
         return rows
 
     def of_hidden(self, shape, p):
-        """[..., hidden]: the embeddings, then each layer's two outputs."""
+        """[..., hidden]: the embeddings, then each layer's two outputs; then, of a text, what its label follows from."""
         self.outputs += 1
+        if len(shape) == 2:
+            seed = seed_of(self.seed, self.left.pop(0))
+            return kept_rows(seed, self.first_token, 1, shape[-1], p)
         if self.layer < 0:
             site = 4 * 1 + ENTRY
         elif self.parallel:
@@ -98,7 +104,8 @@ class Noise:
 def noisy(model, seed, first_token):
     """The model in training, its dropout by seed and place. Its passes follow one another."""
     parallel = getattr(model.config, "use_parallel_residual", model.config.model_type == "gptj")
-    noise = Noise(seed, first_token, parallel)
+    of_texts = {"bert": [POOLED], "roberta": [FIRST_TOKENS, POOLED]}.get(model.config.model_type, [])
+    noise = Noise(seed, first_token, parallel, of_texts)
     hook = model.register_forward_pre_hook(noise.begin)
     original, torch.nn.functional.dropout = torch.nn.functional.dropout, noise.dropout
     model.train()

@@ -24,7 +24,7 @@ fn rules(ranks: usize, gamma_max: f64) -> Rules {
         Dim::Heads => Some(HEAD_SHARES),
         Dim::Columns => Some(16),
         Dim::Classes => Some(64),
-        Dim::PatchElements => None,
+        Dim::Inputs => None,
         Dim::Tokens => Some(1),
     };
     Rules {
@@ -42,7 +42,7 @@ impl World {
             Dim::Heads => 16 * HEAD_SHARES,
             Dim::Columns => 8192,
             Dim::Classes => 32000,
-            Dim::PatchElements => 0,
+            Dim::Inputs => 0,
             Dim::Tokens => 64 * ranks,
         };
         let even = |dim: Dim| -> Vec<usize> {

@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 use crate::IGNORE;
 use crate::alpaca::alpaca_prompt;
 use crate::conversation;
-use crate::error::Error;
+use crate::error::{Error, printable};
 use crate::order::Cursor;
 use crate::pipeline::Decode;
 use crate::source::Record;
 use crate::template::Template;
-use crate::tokenizer::{Tokenizer, kind};
+use crate::tokenizer::{Tokenizer, Whole, kind};
 
 /// The contents of a record's columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,20 @@ pub enum Format {
     Messages { column: String, tools: String },
     /// A task, its input, and the answer, which counts. The input may be empty, and missing if its column has the usual name.
     Instruction { instruction: String, input: String, output: String },
+    /// A text, perhaps a second one, and the label of both.
+    Labelled { text: String, second: Option<String>, label: String, labels: Labels },
+}
+
+/// The labels that a classifier of texts knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels {
+    pub count: usize,
+    /// Their names, by number; none if they have no names.
+    pub names: Vec<String>,
+    /// Types of tokens that the classifier knows.
+    pub types: usize,
+    /// Tokens that a text may have.
+    pub sequence: usize,
 }
 
 /// Columns that may be missing, unless they were given another name.
@@ -33,8 +47,13 @@ pub const OPTIONAL_COLUMNS: [&str; 2] = ["input", "tools"];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Document {
     pub ids: Vec<u32>,
-    /// The token that should follow each token, or [`IGNORE`]; always that for the last.
+    /// The token that should follow each token, or [`IGNORE`]; always that for the last. A labelled text has its label in the
+    /// place of its first token's.
     pub labels: Vec<u32>,
+    /// The types of the tokens of a labelled text; empty otherwise.
+    pub types: Vec<u32>,
+    /// Whether the record was longer and has lost its end.
+    pub is_cut: bool,
 }
 
 /// Turns records into documents.
@@ -50,7 +69,7 @@ impl Document {
     /// Every token but the first is to be predicted.
     pub fn plain(ids: Vec<u32>) -> Document {
         let labels = ids.iter().skip(1).copied().chain((!ids.is_empty()).then_some(IGNORE)).collect();
-        Document { ids, labels }
+        Document { ids, labels, ..Document::default() }
     }
 
     /// The tokens that are `counted` are to be predicted.
@@ -106,6 +125,11 @@ impl Encoder {
                 let input = input.filter(|input| !input.is_empty());
                 self.instruction(text(fields, instruction)?, input, text(fields, output)?)?
             }
+            (Record::Fields(fields), Format::Labelled { text: column, second, label, labels }) => {
+                let second = second.as_ref().map(|column| text(fields, column)).transpose()?;
+                let number = labels.number(get(fields, label)?)?;
+                self.labelled(text(fields, column)?, second, number, labels)?
+            }
             (Record::Text(_), _) => {
                 return Err(Error::WrongRecord { expected: "a row of columns", found: "a plain text" });
             }
@@ -123,6 +147,15 @@ impl Encoder {
             ids.push(end);
         }
         Ok(Document::plain(ids))
+    }
+
+    fn labelled(&self, text: &str, second: Option<&str>, label: u32, labels: &Labels) -> Result<Document, Error> {
+        let Whole { ids, types, is_cut } = self.tokenizer.encode_whole(text, second, labels.sequence)?;
+        if let Some(&found) = types.iter().find(|&&found| found as usize >= labels.types) {
+            return Err(Error::TypeBeyondModel { found, types: labels.types });
+        }
+        let labels = std::iter::once(label).chain(std::iter::repeat(IGNORE)).take(ids.len()).collect();
+        Ok(Document { ids, labels, types, is_cut })
     }
 
     fn instruction(&self, instruction: &str, input: Option<&str>, output: &str) -> Result<Document, Error> {
@@ -180,7 +213,35 @@ impl Decode for Encoder {
     }
 
     fn bytes(document: &Document) -> usize {
-        size_of_val(&document.ids[..]) + size_of_val(&document.labels[..])
+        let Document { ids, labels, types, .. } = document;
+        [ids, labels, types].map(|numbers| size_of_val(&numbers[..])).iter().sum()
+    }
+}
+
+impl Labels {
+    /// The label that a column holds: its number, or its name.
+    fn number(&self, value: &Value) -> Result<u32, Error> {
+        let named = |name: &str| self.names.iter().position(|other| other == name);
+        let found = match value {
+            // Tables without types have numbers as texts.
+            Value::String(name) => named(name).or_else(|| name.trim().parse().ok()),
+            Value::Bool(label) => Some(usize::from(*label)),
+            Value::Number(number) => number.as_u64().and_then(|number| usize::try_from(number).ok()),
+            _ => None,
+        };
+        let found = found.filter(|&label| label < self.count).and_then(|label| u32::try_from(label).ok());
+        found.ok_or_else(|| Error::UnknownLabel { found: printable(&value.to_string()), expected: self.described() })
+    }
+
+    fn described(&self) -> String {
+        const SHOWN: usize = 8;
+        let numbers = format!("a number from 0 to {}", self.count - 1);
+        let shown: Vec<String> = self.names.iter().take(SHOWN).map(|name| format!("\"{}\"", printable(name))).collect();
+        match self.names.len() {
+            0 => numbers,
+            names if names > SHOWN => format!("{numbers}, or one of {names} names: {}, …", shown.join(", ")),
+            _ => format!("{numbers}, or {}", shown.join(", ")),
+        }
     }
 }
 

@@ -76,6 +76,11 @@ pub enum Error {
     #[error("has label {label}, the model has {classes} classes")]
     BadLabel { label: usize, classes: usize },
 
+    #[error("has label {found}, expected {expected}")]
+    UnknownLabel { found: String, expected: String },
+    #[error("the tokenizer gives a token type {found}, the model has {types}")]
+    TypeBeyondModel { found: u32, types: usize },
+
     #[error("the data files hold no records")]
     NoChunks,
     #[error("epoch {epoch} has no {part} record with anything in it{}", left_out(*skipped, *truncated))]
@@ -128,7 +133,7 @@ impl Error {
             Error::TooManyMessages { .. } | Error::NotPrefixStable { .. } | Error::Tokenizer { .. } => true,
             Error::MissingColumn { .. } | Error::WrongColumn { .. } | Error::WrongRecord { .. } => true,
             Error::MissingKey { .. } | Error::WrongMessage { .. } | Error::NotText { .. } => true,
-            Error::BadImage { .. } | Error::BadLabel { .. } => true,
+            Error::BadImage { .. } | Error::BadLabel { .. } | Error::UnknownLabel { .. } => true,
             _ => false,
         }
     }
@@ -150,6 +155,10 @@ impl Error {
                 "the template rewrites earlier turns, so the loss cannot be limited to the assistant's; \
                  use another template or a text column"
             }
+            Error::UnknownLabel { .. } => {
+                "name the labels in data.labels, by number; a model's own are in config.json (`id2label`)"
+            }
+            Error::TypeBeyondModel { .. } => "is data.tokenizer the model's own?",
             Error::MissingColumn { found, .. } => return Some(hint_at_columns(found.iter().map(String::as_str))),
             Error::WrongColumn { .. } => return Some(hint_at_columns([])),
             Error::NoTemplate { .. } => {
@@ -185,6 +194,8 @@ fn hint_at_columns<'a>(columns: impl IntoIterator<Item = &'a str>) -> String {
     let has = |column: &str| columns.contains(&column);
     let format = if has("instruction") && has("output") {
         "these are instructions: set data.format = \"alpaca\""
+    } else if has("label") {
+        "these are labelled texts: set data.format = \"labelled\""
     } else if has("messages") {
         "these are conversations: set data.format = \"messages\""
     } else if has("conversations") {
@@ -247,6 +258,7 @@ mod tests {
             (of_table("id, instruction, output"), "data.format = \"alpaca\","),
             (of_record(&["instruction", "output"]), "data.format = \"alpaca\","),
             (of_record(&["messages"]), "data.format = \"messages\","),
+            (of_record(&["sentence", "label"]), "data.format = \"labelled\","),
             (of_table("conversations"), "data.messages_column = \"conversations\","),
             (of_record(&["instruction"]), "set data.format to what the records hold,"),
         ] {

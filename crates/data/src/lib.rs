@@ -33,7 +33,7 @@ pub use alpaca::alpaca_template;
 pub use byte_files::byte_tokenizer_files;
 pub use continuation::Continuation;
 pub use corpus::Corpus;
-pub use encode::{Document, Encoder, Format, OPTIONAL_COLUMNS};
+pub use encode::{Document, Encoder, Format, Labels, OPTIONAL_COLUMNS};
 pub use error::{Error, RecordAt};
 pub use images::{Augment, BATCHES_READY, ImageBatch, ImageOptions, Images};
 pub use loader::{Loader, LoaderOptions};
@@ -42,7 +42,7 @@ pub use packing::{Fill, Packing, Row};
 pub use pipeline::OnBadRecord;
 pub use source::{Record, Source};
 pub use template::{Clock, Template, Turns};
-pub use tokenizer::{Encoded, Tokenizer, TokenizerConfig};
+pub use tokenizer::{Encoded, Tokenizer, TokenizerConfig, Whole};
 
 /// The label of a token whose successor does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;

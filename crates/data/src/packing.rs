@@ -40,6 +40,8 @@ pub struct Row {
     pub ids: Vec<u32>,
     /// The token that should follow each token inside its document, or [`IGNORE`].
     pub labels: Vec<u32>,
+    /// The types of tokens, if texts are labelled; empty otherwise.
+    pub types: Vec<u32>,
     /// Attention does not cross segments. Their lengths add up to the row's.
     pub segment_lengths: Vec<usize>,
 }
@@ -53,6 +55,7 @@ impl Row {
     fn push(&mut self, document: &Document, range: std::ops::Range<usize>, label_beyond_cut: bool) {
         self.ids.extend_from_slice(&document.ids[range.clone()]);
         self.labels.extend_from_slice(&document.labels[range.clone()]);
+        self.types.extend_from_slice(document.types.get(range.clone()).unwrap_or_default());
         self.segment_lengths.push(range.len());
         if let (false, Some(last)) = (label_beyond_cut, self.labels.last_mut()) {
             // The last token of a whole document has no label anyway.
@@ -65,6 +68,9 @@ impl Row {
         if missing > 0 {
             self.ids.resize(sequence, padding);
             self.labels.resize(sequence, IGNORE);
+            if !self.types.is_empty() {
+                self.types.resize(sequence, 0);
+            }
             self.segment_lengths.push(missing);
         }
     }
@@ -126,7 +132,7 @@ impl Packer {
     fn alone(&self, at: At, document: &Document) -> Option<Row> {
         let Packing { sequence, label_beyond_cut, .. } = self.packing;
         let kept = document.ids.len().min(sequence);
-        if kept < document.ids.len() {
+        if kept < document.ids.len() || document.is_cut {
             at.count_truncated();
         }
         let mut row = Row::default();
@@ -139,9 +145,9 @@ impl Packer {
         if self.group.is_empty() {
             self.group_counts = at.counts.get();
         }
-        let Some(Row { ids, labels, .. }) = self.alone(at, document) else { return Ok(false) };
+        let Some(Row { ids, labels, types, .. }) = self.alone(at, document) else { return Ok(false) };
         self.group_tokens += ids.len();
-        self.group.push((at.before(), Document { ids, labels }));
+        self.group.push((at.before(), Document { ids, labels, types, is_cut: false }));
         let sequence = self.packing.sequence;
         let tokens = (GROUP_ROWS * sequence).min(GROUP_TOKENS.max(2 * sequence));
         if self.group_tokens >= tokens || self.group.len() == GROUP_DOCUMENTS {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
+use tokenizers::{Encoding, PostProcessor, TruncationParams, truncate_encodings};
 
 use crate::error::{Error, printable};
 
@@ -44,6 +45,16 @@ pub struct Encoded {
     pub ranges: Vec<Range<usize>>,
 }
 
+/// A text as a classifier reads it, perhaps with a second one, in the tokenizer's own template.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Whole {
+    pub ids: Vec<u32>,
+    /// The type of each token: which of the texts it is of, if the model tells them apart.
+    pub types: Vec<u32>,
+    /// Whether it was longer than the tokenizer allows.
+    pub is_cut: bool,
+}
+
 impl Tokenizer {
     /// From the bytes of a tokenizer.json. Its truncation and padding are not used.
     pub fn hugging_face(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, Error> {
@@ -72,6 +83,15 @@ impl Tokenizer {
                 let encoding = guarded(|| tokenizer.inner.encode_fast(text, added)).map_err(failed)?;
                 Ok(encoding.get_ids().to_vec())
             }
+        }
+    }
+
+    /// A text as a classifier reads it, in at most so many tokens: of two, the longer loses its end first. Bytes have the end of a
+    /// text before, between and behind texts.
+    pub fn encode_whole(&self, text: &str, second: Option<&str>, most: usize) -> Result<Whole, Error> {
+        match self {
+            Tokenizer::Bytes => Ok(whole_bytes(text, second, most)),
+            Tokenizer::HuggingFace(tokenizer) => guarded(|| tokenizer.encode_whole(text, second, most)).map_err(failed),
         }
     }
 
@@ -142,6 +162,50 @@ impl Tokenizer {
             Tokenizer::HuggingFace(tokenizer) => tokenizer.vocabulary,
         }
     }
+}
+
+impl HuggingFace {
+    fn encode_whole(&self, text: &str, second: Option<&str>, most: usize) -> tokenizers::Result<Whole> {
+        let encoding = match second {
+            None => self.inner.encode_fast(text, true)?,
+            Some(second) => self.inner.encode_fast((text, second), true)?,
+        };
+        let whole = |encoding: &Encoding, is_cut: bool| Whole {
+            ids: encoding.get_ids().to_vec(),
+            types: encoding.get_type_ids().to_vec(),
+            is_cut,
+        };
+        if encoding.len() <= most {
+            return Ok(whole(&encoding, false));
+        }
+        // Its parts are cut before the template adds its tokens.
+        let added = self.inner.get_post_processor().map_or(0, |template| template.added_tokens(second.is_some()));
+        let max_length = most.checked_sub(added).filter(|&left| left > 0);
+        let max_length =
+            max_length.ok_or_else(|| format!("a text of {most} tokens has no room beside {added} added ones"))?;
+        let part = |text: &str| self.inner.encode_fast(text, false);
+        let (first, second) = (part(text)?, second.map(part).transpose()?);
+        let cut = TruncationParams { max_length, ..TruncationParams::default() };
+        let (first, second) = truncate_encodings(first, second, &cut)?;
+        Ok(whole(&self.inner.post_process(first, second, true)?, true))
+    }
+}
+
+fn whole_bytes(text: &str, second: Option<&str>, most: usize) -> Whole {
+    let parts: Vec<&[u8]> = [Some(text), second].into_iter().flatten().map(str::as_bytes).collect();
+    let room = most.saturating_sub(parts.len() + 1);
+    let mut lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+    let total: usize = lengths.iter().sum();
+    for _ in room..total {
+        let longest = (0..lengths.len()).max_by_key(|&part| lengths[part]).expect("there is a text");
+        lengths[longest] -= 1;
+    }
+    let (mut ids, mut types) = (vec![BYTES_END], vec![0]);
+    for (number, (part, &length)) in parts.iter().zip(&lengths).enumerate() {
+        ids.extend(part[..length].iter().map(|&byte| u32::from(byte)).chain([BYTES_END]));
+        types.resize(ids.len(), number as u32);
+    }
+    Whole { ids, types, is_cut: total > room }
 }
 
 impl TokenizerConfig {
@@ -224,6 +288,19 @@ mod tests {
             assert_eq!(Tokenizer::Bytes.decode(&ids).unwrap(), text);
         }
         assert_eq!(Tokenizer::Bytes.decode(&[b'a'.into(), 0xff, 256, 257]).unwrap(), "a\u{fffd}");
+    }
+
+    #[test]
+    fn texts_of_bytes_stand_between_ends_and_the_longer_is_cut() {
+        let whole = |second, most| Tokenizer::Bytes.encode_whole("abcd", second, most).unwrap();
+        let [a, b, c, d, x, y] = *b"abcdxy";
+        let [a, b, c, d, x, y] = [a, b, c, d, x, y].map(u32::from);
+        let of = |ids: &[u32], types: &[u32], is_cut| Whole { ids: ids.to_vec(), types: types.to_vec(), is_cut };
+        assert_eq!(whole(None, 6), of(&[256, a, b, c, d, 256], &[0; 6], false));
+        assert_eq!(whole(None, 4), of(&[256, a, b, 256], &[0; 4], true));
+        assert_eq!(whole(Some("xy"), 9), of(&[256, a, b, c, d, 256, x, y, 256], &[0, 0, 0, 0, 0, 0, 1, 1, 1], false));
+        assert_eq!(whole(Some("xy"), 7), of(&[256, a, b, 256, x, y, 256], &[0, 0, 0, 0, 1, 1, 1], true));
+        assert_eq!(whole(Some("xy"), 6), of(&[256, a, b, 256, x, 256], &[0, 0, 0, 0, 1, 1], true));
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod chat;
 
 use chat::{CHATML, HEADERS, config, messages, tokenizer, tokenizer_json};
 use evenkeel_data::{
-    Document, Encoder, Error, Format, IGNORE, Record, Template, Tokenizer, TokenizerConfig, alpaca_template,
+    Document, Encoder, Error, Format, IGNORE, Labels, Record, Template, Tokenizer, TokenizerConfig, alpaca_template,
 };
 use serde_json::{Value, json};
 
@@ -365,4 +365,72 @@ fn an_input_column_that_somebody_named_must_be_there() {
     assert!(task(json!({"instruction": "add", "material": null, "output": "3"})).is_ok());
     let error = task(json!({"instruction": "add", "input": "1 2", "output": "3"})).unwrap_err();
     assert!(matches!(error, Error::MissingColumn { ref column, .. } if column == "material"), "{error}");
+}
+
+/// A tokenizer of BERT's form: words, and a template that puts `[CLS]` before texts and `[SEP]` behind them.
+fn words() -> Tokenizer {
+    let special = |id: &str, type_id: u32| json!({"SpecialToken": {"id": id, "type_id": type_id}});
+    let text = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
+    let token = |id: &str, number: u32| json!({"id": id, "ids": [number], "tokens": [id]});
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "decoder": null,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "b": 4, "c": 5, "d": 6}},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [special("[CLS]", 0), text("A", 0), special("[SEP]", 0)],
+            "pair": [special("[CLS]", 0), text("A", 0), special("[SEP]", 0), text("B", 1), special("[SEP]", 1)],
+            "special_tokens": {"[CLS]": token("[CLS]", 1), "[SEP]": token("[SEP]", 2)},
+        },
+    });
+    Tokenizer::hugging_face(file.to_string().as_bytes(), &TokenizerConfig::default()).unwrap()
+}
+
+fn labelled(second: bool, sequence: usize, names: &[&str], types: usize) -> Encoder {
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    let labels = Labels { count: 3, names, types, sequence };
+    let second = second.then(|| "other".to_owned());
+    let format = Format::Labelled { text: "text".into(), second, label: "label".into(), labels };
+    Encoder::new(words(), None, format, 7).unwrap()
+}
+
+#[test]
+fn a_labelled_text_has_its_label_at_its_first_token_and_the_tokenizers_template_around_it() {
+    let of = |encoder: &Encoder, fields: Value| encoder.encode(&record(fields)).unwrap().unwrap();
+    let document = of(&labelled(false, 16, &[], 2), json!({"text": "a b", "label": 2}));
+    assert_eq!((document.ids, document.types, document.is_cut), (vec![1, 3, 4, 2], vec![0; 4], false));
+    assert_eq!(document.labels, [2, IGNORE, IGNORE, IGNORE]);
+    let pair = of(&labelled(true, 16, &[], 2), json!({"text": "a", "other": "b c", "label": 0}));
+    assert_eq!((pair.ids, pair.types), (vec![1, 3, 2, 4, 5, 2], vec![0, 0, 0, 1, 1, 1]));
+    // The template's tokens stay; of two texts the longer loses its end.
+    let cut = of(&labelled(false, 4, &[], 2), json!({"text": "a b c d", "label": 1}));
+    assert_eq!((cut.ids, cut.is_cut), (vec![1, 3, 4, 2], true));
+    let cut = of(&labelled(true, 6, &[], 2), json!({"text": "a b c d", "other": "b", "label": 1}));
+    assert_eq!((cut.ids, cut.types, cut.is_cut), (vec![1, 3, 4, 2, 4, 2], vec![0, 0, 0, 0, 1, 1], true));
+    let empty = of(&labelled(false, 16, &[], 2), json!({"text": "", "label": 0}));
+    assert_eq!(empty.ids, [1, 2]);
+}
+
+#[test]
+fn labels_are_numbers_or_names_and_all_others_are_refused_with_those_there_are() {
+    let encoder = labelled(false, 16, &["bad", "good", "7"], 2);
+    let label = |label: Value| encoder.encode(&record(json!({"text": "a", "label": label})));
+    for (found, expected) in
+        [(json!(2), 2), (json!("good"), 1), (json!("1"), 1), (json!("7"), 2), (json!(true), 1), (json!(0), 0)]
+    {
+        assert_eq!(label(found.clone()).unwrap().unwrap().labels[0], expected, "{found}");
+    }
+    for found in [json!(3), json!(-1), json!("ugly"), json!("3"), json!(0.5), json!(null), json!([1]), json!(1e20)] {
+        let error = label(found.clone()).unwrap_err();
+        assert!(error.is_of_record(), "{error}");
+        let expected = "expected a number from 0 to 2, or \"bad\", \"good\", \"7\"";
+        assert!(error.to_string().contains(expected), "{found}: {error}");
+        assert!(error.hint().unwrap().contains("data.labels"));
+    }
+    let error = encoder.encode(&record(json!({"text": "a", "labels": 1}))).unwrap_err();
+    assert!(matches!(error, Error::MissingColumn { .. }), "{error}");
+    let error = labelled(true, 16, &[], 1).encode(&record(json!({"text": "a", "other": "b", "label": 0}))).unwrap_err();
+    assert!(error.to_string().contains("token type 1, the model has 1"), "{error}");
+    let error = labelled(false, 2, &[], 2).encode(&record(json!({"text": "a", "label": 0}))).unwrap_err();
+    assert!(error.to_string().contains("no room"), "{error}");
 }

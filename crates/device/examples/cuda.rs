@@ -115,7 +115,7 @@ fn others(device: &Device) {
             x: x.view(),
             add: Some(add.view()),
             sum: Some(x.view()),
-            weight: vector.view(),
+            weight: Some(vector.view()),
             weight_offset: 0.0,
             bias: None,
             epsilon: 1e-6,
@@ -127,7 +127,7 @@ fn others(device: &Device) {
         let backward = NormBackward {
             kind,
             x: x.view(),
-            weight: vector.view(),
+            weight: Some(vector.view()),
             weight_offset: 0.0,
             stats: stats.view(),
             dout: dout.view(),
@@ -141,7 +141,11 @@ fn others(device: &Device) {
     let sums = queue.zeros(1, hidden, DType::F32);
     time(device, "[16384, 2048]", ColumnSum { x: x.view(), out: sums.view() });
     let placement = Placement::whole(hidden);
-    time(device, "[16384, 2048]", Dropout { x: x.view(), out: out.view(), probability: 0.1, seed: 1, placement });
+    time(
+        device,
+        "[16384, 2048]",
+        Dropout { x: x.view(), out: out.view(), probability: 0.1, seed: 1, placement, rows: None },
+    );
 
     let [gate, up, act, dact] = [0; 4].map(|_| random(queue, tokens, ffn, dtype));
     let gate_view = gate.view();

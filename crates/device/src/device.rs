@@ -3,7 +3,7 @@ use std::sync::Arc;
 use crate::WorkingMemory;
 use crate::arena::{Arena, Usage};
 use crate::cpu::{CpuBackend, CpuOptions};
-use crate::cuda::{CudaBackend, CudaError, CudaOptions, Replays};
+use crate::cuda::{CudaBackend, CudaError, CudaOptions, Replays, WIDEST_CUDA_HEAD};
 use crate::dry::{Counts, DryBackend};
 use crate::queue::{Backend, KernelTime, Lane, Queue};
 
@@ -30,6 +30,14 @@ impl DeviceKind {
         match self {
             DeviceKind::Cpu => 32 << 20,
             DeviceKind::Cuda => 512 << 20,
+        }
+    }
+
+    /// The most elements that a head of attention may have, if there is a limit.
+    pub fn widest_head(self) -> Option<usize> {
+        match self {
+            DeviceKind::Cpu => None,
+            DeviceKind::Cuda => Some(WIDEST_CUDA_HEAD),
         }
     }
 }

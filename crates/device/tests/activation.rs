@@ -6,7 +6,14 @@ use evenkeel_device::kernel::{Activate, ActivateBackward, Activation, Gated, Gat
 use evenkeel_device::{DType, Tensor};
 use support::{DTYPES, Random, SHAPES, assert_close, framed, run, strided, tolerance, unframed};
 
-const ACTIVATIONS: [Activation; 4] = [Activation::Silu, Activation::GeluErf, Activation::GeluTanh, Activation::Relu];
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::Silu,
+    Activation::GeluErf,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::Sigmoid,
+    Activation::Tanh,
+];
 
 fn plain(activation: Activation, x: f64) -> f64 {
     match activation {
@@ -16,6 +23,8 @@ fn plain(activation: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + (std::f64::consts::FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
         Activation::Relu => x.max(0.0),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Tanh => x.tanh(),
     }
 }
 

@@ -59,8 +59,9 @@ fn scale_multiplies_and_may_overwrite() {
             let results = run(|queue| {
                 let (out, outer) = framed(queue, rows, cols, out_type, &vec![0.0; rows * cols]);
                 let (own, own_outer) = framed(queue, rows, cols, x_type, &x);
-                queue.launch(Multiply { x: own.view(), factor: 0.22, out: out.view() });
-                queue.launch(Multiply { x: own.view(), factor: 0.22, out: own.view() });
+                queue.launch(Multiply { x: own.view(), factor: 0.22, by: None, out: out.view() });
+                let by = Some(queue.floats(1, 1, DType::F32, &[0.5]).view());
+                queue.launch(Multiply { x: own.view(), factor: 0.44, by, out: own.view() });
                 vec![outer, own_outer]
             });
             for (result, dtype) in results.iter().zip([out_type, x_type]) {

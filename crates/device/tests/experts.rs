@@ -238,7 +238,21 @@ const SPLITS: [(usize, &[usize], usize); 9] = [
 ];
 
 /// The other two dimensions.
-const SIDES: [[usize; 2]; 7] = [[1, 1], [3, 0], [17, 31], [40, 130], [130, 20], [64, 96], [72, 200]];
+/// The last are those of adapters: ranks beside widths.
+const SIDES: [[usize; 2]; 12] = [
+    [1, 1],
+    [3, 0],
+    [17, 31],
+    [40, 130],
+    [130, 20],
+    [64, 96],
+    [72, 200],
+    [136, 8],
+    [8, 136],
+    [200, 4],
+    [4, 200],
+    [16, 264],
+];
 
 struct Grouped {
     order: Order,
@@ -282,11 +296,22 @@ impl Grouped {
         self.offsets[expert] as usize..self.offsets[expert + 1] as usize
     }
 
+    /// Rows of no expert may hold anything.
+    fn poison_others(&self, values: &mut [f32], [rows, cols]: [usize; 2]) {
+        let (first, end) = (self.offsets[0] as usize, self.offsets[self.offsets.len() - 1] as usize);
+        values[..first * cols].fill(f32::NAN);
+        values[end * cols..rows * cols].fill(f32::NAN);
+    }
+
     fn check(&self, dtype: DType, out_dtype: DType, accumulate: bool) {
         let [a_shape, b_shape, out_shape] = self.shapes();
         let len = |[rows, cols]: [usize; 2]| rows * cols;
         let mut random = Random::new(9);
-        let (a, b) = (random.numbers(len(a_shape), dtype), random.numbers(len(b_shape), dtype));
+        let (mut a, mut b) = (random.numbers(len(a_shape), dtype), random.numbers(len(b_shape), dtype));
+        self.poison_others(&mut a, a_shape);
+        if self.order == Order::TN {
+            self.poison_others(&mut b, b_shape);
+        }
         // Away from zero, so that a single sum does not cancel.
         let before: Vec<f32> =
             random.numbers(len(out_shape), out_dtype).iter().map(|x| rounded(x + 3.0, out_dtype)).collect();
@@ -345,6 +370,60 @@ fn deep_grouped_products_are_the_experts_products() {
         let grouped = Grouped { order, offsets: vec![0, 20, 20, 170], rows: 170, sides: [1100, 70] };
         grouped.check(DType::F32, DType::F32, true);
         grouped.check(DType::Bf16, DType::Bf16, false);
+    }
+}
+
+/// With aligned rows, these are products by warpgroups on a GPU that has them.
+#[test]
+fn grouped_products_of_many_tiles_are_the_experts_products() {
+    let splits: [(usize, &[usize], usize); 4] = [
+        (0, &[128, 256], 0),
+        (0, &[0, 129, 64, 0, 300, 1, 128, 5, 0], 0),
+        (3, &[200, 63, 0, 191], 70),
+        (130, &[15, 16, 17, 48, 65], 1),
+    ];
+    // Some whole tiles; a part of one, across, along and in both; the width of a narrower tile.
+    let sides = [[128, 256], [64, 520], [328, 136], [200, 384], [72, 8]];
+    for (before, split, behind) in splits {
+        let mut offsets = vec![before as u32];
+        split.iter().for_each(|&rows| offsets.push(offsets[offsets.len() - 1] + rows as u32));
+        let rows = before + split.iter().sum::<usize>() + behind;
+        for (sides, order) in sides.into_iter().flat_map(|sides| [Order::NN, Order::NT, Order::TN].map(|o| (sides, o)))
+        {
+            let grouped = Grouped { order, offsets: offsets.clone(), rows, sides };
+            grouped.check(DType::Bf16, DType::Bf16, false);
+            grouped.check(DType::Bf16, DType::F32, false);
+            grouped.check(DType::Bf16, DType::F32, true);
+        }
+    }
+}
+
+#[test]
+fn deep_grouped_products_of_many_tiles_are_the_experts_products() {
+    for order in [Order::NN, Order::NT, Order::TN] {
+        let grouped = Grouped { order, offsets: vec![2, 3, 1503, 1503, 1603], rows: 1650, sides: [136, 264] };
+        grouped.check(DType::Bf16, DType::F32, false);
+        grouped.check(DType::Bf16, DType::Bf16, true);
+        let grouped = Grouped { order, offsets: vec![0, 20, 20, 170], rows: 170, sides: [1096, 72] };
+        grouped.check(DType::Bf16, DType::Bf16, false);
+        grouped.check(DType::Bf16, DType::F32, true);
+    }
+}
+
+/// More tiles than blocks, in every order: each block takes several experts' tiles.
+#[test]
+fn grouped_products_of_more_tiles_than_multiprocessors_are_the_experts_products() {
+    let mut random = Random::new(21);
+    let mut offsets = vec![0];
+    for _ in 0..160 {
+        let rows = random.below(40) * random.below(2);
+        offsets.push(offsets[offsets.len() - 1] + rows as u32);
+    }
+    let rows = offsets[offsets.len() - 1] as usize;
+    for order in [Order::NN, Order::NT, Order::TN] {
+        let grouped = Grouped { order, offsets: offsets.clone(), rows, sides: [144, 296] };
+        grouped.check(DType::Bf16, DType::Bf16, false);
+        grouped.check(DType::Bf16, DType::F32, true);
     }
 }
 
@@ -426,6 +505,13 @@ fn combined_pairs_are_sums_in_the_order_of_the_slots() {
     }
 }
 
+/// Pairs by expert, or in their own order, where they need not be listed.
+fn pairs_in_some_order(random: &mut Random, case: [usize; 3]) -> (Vec<u32>, bool) {
+    let pairs = random_routing(random, case).pairs;
+    let are_listed = case[0].is_multiple_of(2);
+    (if are_listed { pairs } else { (0..pairs.len() as u32).collect() }, are_listed)
+}
+
 #[test]
 fn dots_of_pairs_go_to_their_places() {
     for case in CASES {
@@ -434,14 +520,15 @@ fn dots_of_pairs_go_to_their_places() {
         {
             let (a_type, b_type) = (DTYPES[dtypes & 1], DTYPES[dtypes >> 1]);
             let mut random = Random::new(12);
-            let pairs = random_routing(&mut random, case).pairs;
+            let (pairs, are_listed) = pairs_in_some_order(&mut random, case);
             let (a, b) = (random.numbers(pairs.len() * width, a_type), random.numbers(pairs.len() * width, b_type));
             let results = run(|queue| {
                 let (out, outer) = framed(queue, tokens, k, DType::F32, &vec![5.0; tokens * k]);
                 let a = strided(queue, pairs.len(), width, 3, a_type, &a);
                 let b = strided(queue, pairs.len(), width, 1, b_type, &b);
-                let pairs = queue.indices(&pairs);
-                queue.launch(PairDots { a: a.view(), b: b.view(), pairs: pairs.view(), out: out.view() });
+                let listed = queue.indices(&pairs);
+                let pairs = are_listed.then(|| listed.view());
+                queue.launch(PairDots { a: a.view(), b: b.view(), pairs, out: out.view() });
                 vec![outer]
             });
             let mut expected = vec![0.0; pairs.len()];
@@ -462,16 +549,16 @@ fn scaled_pairs_may_overwrite_what_they_are_made_of() {
         for (width, dtypes) in WIDTHS.into_iter().flat_map(|width| (0..4).map(move |dtypes| (width, dtypes))) {
             let (x_type, out_type) = (DTYPES[dtypes & 1], DTYPES[dtypes >> 1]);
             let mut random = Random::new(13);
-            let pairs = random_routing(&mut random, case).pairs;
+            let (pairs, are_listed) = pairs_in_some_order(&mut random, case);
             let x = random.numbers(pairs.len() * width, x_type);
             let weights = random.numbers(tokens * k, DType::F32);
             let results = run(|queue| {
                 let weights = strided(queue, tokens, k, 3, DType::F32, &weights);
                 let (own, own_outer) = framed(queue, pairs.len(), width, x_type, &x);
                 let (out, outer) = framed(queue, pairs.len(), width, out_type, &vec![0.0; x.len()]);
-                let pairs = queue.indices(&pairs);
+                let listed = queue.indices(&pairs);
                 for out in [out, own.clone()] {
-                    let (x, pairs, weights) = (own.view(), pairs.view(), weights.view());
+                    let (x, pairs, weights) = (own.view(), are_listed.then(|| listed.view()), weights.view());
                     queue.launch(ScalePairs { x, pairs, weights, out: out.view() });
                 }
                 vec![outer, own_outer]
@@ -487,7 +574,7 @@ fn scaled_pairs_may_overwrite_what_they_are_made_of() {
 
 #[test]
 fn an_index_outside_its_matrix_ends_the_queue() {
-    let launches: [fn(&Queue) -> Kernel; 6] = [
+    let launches: [fn(&Queue) -> Kernel; 7] = [
         |queue| {
             GatherPairs {
                 x: queue.zeros(2, 4, DType::F32).view(),
@@ -512,7 +599,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
             PairDots {
                 a: queue.zeros(4, 4, DType::F32).view(),
                 b: queue.zeros(4, 4, DType::F32).view(),
-                pairs: queue.indices(&[0, 4, 1, 2]).view(),
+                pairs: Some(queue.indices(&[0, 4, 1, 2]).view()),
                 out: queue.zeros(2, 2, DType::F32).view(),
             }
             .into()
@@ -520,7 +607,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
         |queue| {
             ScalePairs {
                 x: queue.zeros(4, 4, DType::F32).view(),
-                pairs: queue.indices(&[0, 4, 1, 2]).view(),
+                pairs: Some(queue.indices(&[0, 4, 1, 2]).view()),
                 weights: queue.zeros(2, 2, DType::F32).view(),
                 out: queue.zeros(4, 4, DType::F32).view(),
             }
@@ -544,6 +631,17 @@ fn an_index_outside_its_matrix_ends_the_queue() {
                 b: queue.zeros(8, 4, DType::F32).view(),
                 out: queue.zeros(4, 4, DType::F32).view(),
                 offsets: queue.indices(&[0, 2, 5]).view(),
+                accumulate: false,
+            }
+            .into()
+        },
+        |queue| {
+            GroupedProduct {
+                order: Order::TN,
+                a: queue.zeros(4, 8, DType::Bf16).view(),
+                b: queue.zeros(4, 8, DType::Bf16).view(),
+                out: queue.zeros(16, 8, DType::Bf16).view(),
+                offsets: queue.indices(&[0, 4, 3]).view(),
                 accumulate: false,
             }
             .into()

@@ -8,17 +8,19 @@ use support::{DTYPES, Random, SHAPES, assert_close, framed, rounded, run, stride
 
 const EPSILON: f32 = 1e-5;
 
-/// Norm kinds with the weight offset and the presence of a bias that models use.
-const KINDS: [(NormKind, f32, bool); 4] = [
-    (NormKind::Rms, 0.0, false),
-    (NormKind::Rms, 1.0, false),
-    (NormKind::Layer, 0.0, true),
-    (NormKind::Layer, 0.0, false),
+/// Norm kinds with the weight offset, if there is a weight, and the presence of a bias that models use.
+const KINDS: [(NormKind, Option<f32>, bool); 5] = [
+    (NormKind::Rms, Some(0.0), false),
+    (NormKind::Rms, Some(1.0), false),
+    (NormKind::Rms, None, false),
+    (NormKind::Layer, Some(0.0), true),
+    (NormKind::Layer, Some(0.0), false),
 ];
 
 struct Case {
     kind: NormKind,
-    offset: f32,
+    /// None without a weight: `weight` is then 1.
+    offset: Option<f32>,
     shape: [usize; 2],
     dtype: DType,
     x: Vec<f32>,
@@ -28,7 +30,14 @@ struct Case {
 
 impl Case {
     fn name(&self) -> String {
-        format!("{:?} offset {} bias {} {:?} {:?}", self.kind, self.offset, self.bias.is_some(), self.shape, self.dtype)
+        format!(
+            "{:?} offset {:?} bias {} {:?} {:?}",
+            self.kind,
+            self.offset,
+            self.bias.is_some(),
+            self.shape,
+            self.dtype
+        )
     }
 
     /// Mean and reciprocal deviation of a row.
@@ -38,10 +47,14 @@ impl Case {
         [mean, 1.0 / (mean_of(&|x| (x - mean).powi(2)) + EPSILON as f64).sqrt()]
     }
 
+    fn factor(&self, column: usize) -> f32 {
+        self.offset.unwrap_or(0.0) + self.weight[column]
+    }
+
     fn normalise(&self, row: &[f64]) -> Vec<f64> {
         let [mean, scale] = self.stats(row);
         let bias = |i: usize| self.bias.as_ref().map_or(0.0, |bias| bias[i] as f64);
-        let weight = |i: usize| (self.offset + self.weight[i]) as f64;
+        let weight = |i: usize| self.factor(i) as f64;
         row.iter().enumerate().map(|(i, x)| (x - mean) * scale * weight(i) + bias(i)).collect()
     }
 }
@@ -59,7 +72,7 @@ fn for_each_case(check: impl Fn(Case, &mut Random)) {
                     let size = 2.0 + random.number();
                     x.extend((0..cols).map(|_| rounded(centre + size * random.number(), dtype)));
                 }
-                let weight = random.numbers(cols, DType::F32);
+                let weight = if offset.is_some() { random.numbers(cols, DType::F32) } else { vec![1.0; cols] };
                 let bias = biased.then(|| random.numbers(cols, DType::F32));
                 check(Case { kind, offset, shape, dtype, x, weight, bias }, &mut random);
             }
@@ -85,8 +98,8 @@ fn norm_agrees_with_its_definition() {
                 x: strided(queue, rows, cols, 3, case.dtype, &case.x).view(),
                 add: None,
                 sum: None,
-                weight: queue.floats(1, cols, DType::F32, &case.weight).view(),
-                weight_offset: case.offset,
+                weight: case.offset.map(|_| queue.floats(1, cols, DType::F32, &case.weight).view()),
+                weight_offset: case.offset.unwrap_or(0.0),
                 bias: bias.as_ref().map(Tensor::view),
                 epsilon: EPSILON,
                 out: out.view(),
@@ -120,8 +133,8 @@ fn norm_of_a_sum_normalises_the_sum_as_it_is_stored() {
                     x: x.view(),
                     add: sum.map(|_| add.view()),
                     sum: sum.map(Tensor::view),
-                    weight: weight.view(),
-                    weight_offset: case.offset,
+                    weight: case.offset.map(|_| weight.view()),
+                    weight_offset: case.offset.unwrap_or(0.0),
                     bias: bias.as_ref().map(Tensor::view),
                     epsilon: EPSILON,
                     out: out.view(),
@@ -159,7 +172,7 @@ fn plain_backward(case: &Case, dout: &[f64]) -> [Vec<f64>; 3] {
         let row = support::wide(row);
         let [mean, scale] = case.stats(&row);
         let normal: Vec<f64> = row.iter().map(|x| (x - mean) * scale).collect();
-        let g: Vec<f64> = dout.iter().zip(&case.weight).map(|(dout, &w)| dout * (case.offset + w) as f64).collect();
+        let g: Vec<f64> = dout.iter().enumerate().map(|(i, dout)| dout * case.factor(i) as f64).collect();
         let mean_g = if case.kind == NormKind::Layer { g.iter().sum::<f64>() / cols as f64 } else { 0.0 };
         let mean_gx = g.iter().zip(&normal).map(|(g, x)| g * x).sum::<f64>() / cols as f64;
         for i in 0..cols {
@@ -230,13 +243,13 @@ fn norm_backward_agrees_with_its_twin_and_may_overwrite_its_operands() {
                 queue.launch(NormBackward {
                     kind: case.kind,
                     x: x.view(),
-                    weight: weight.view(),
-                    weight_offset: case.offset,
+                    weight: case.offset.map(|_| weight.view()),
+                    weight_offset: case.offset.unwrap_or(0.0),
                     stats: stats.view(),
                     dout: dout.view(),
                     residual: residual.map(Tensor::view),
                     dx: dx.view(),
-                    dweight: is_trained.then(|| dweight.view()),
+                    dweight: case.offset.filter(|_| is_trained).map(|_| dweight.view()),
                     dbias: case.bias.as_ref().map(|_| dbias.view()),
                 });
                 [dweight_outer, dbias_outer]
@@ -266,7 +279,7 @@ fn norm_backward_agrees_with_its_twin_and_may_overwrite_its_operands() {
         let added = |sums: &[f64]| -> Vec<f64> { sums.iter().zip(&before).map(|(sum, &b)| sum + b as f64).collect() };
         for (sums, is_trained) in results[4..].chunks_exact(2).zip([true, true, true, false]) {
             let what = format!("{} sums", case.name());
-            let dweight = if is_trained { added(&dweight) } else { support::wide(&before) };
+            let dweight = if is_trained && case.offset.is_some() { added(&dweight) } else { support::wide(&before) };
             assert_close(&what, &unframed(&sums[0], cols), &dweight, tolerance(DType::F32));
             let dbias = if case.bias.is_some() { added(&dbias) } else { support::wide(&before) };
             assert_close(&what, &unframed(&sums[1], cols), &dbias, tolerance(DType::F32));

@@ -152,6 +152,8 @@ fn activated(activation: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
         Activation::Relu => x.max(0.0),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Tanh => x.tanh(),
     }
 }
 
@@ -287,8 +289,15 @@ fn accumulating_adds_to_what_is_there() {
 
 #[test]
 fn bias_and_activation_follow_the_product_and_the_preactivation_is_kept() {
-    let activations =
-        [None, Some(Activation::Silu), Some(Activation::GeluErf), Some(Activation::GeluTanh), Some(Activation::Relu)];
+    let activations = [
+        None,
+        Some(Activation::Silu),
+        Some(Activation::GeluErf),
+        Some(Activation::GeluTanh),
+        Some(Activation::Relu),
+        Some(Activation::Sigmoid),
+        Some(Activation::Tanh),
+    ];
     for activation in activations {
         for bias in [false, true] {
             let preactivation = bias && activation.is_some();

@@ -19,7 +19,7 @@ fn kept(queue: &Queue, rows: usize, cols: usize, probability: f32, seed: u64) ->
     let x = queue.tensor(rows, cols, DType::F32);
     queue.launch(evenkeel_device::kernel::Fill { out: x.view(), value: 1.0 - probability });
     let placement = Placement::whole(cols);
-    queue.launch(Dropout { x: x.view(), out: x.view(), probability, seed, placement });
+    queue.launch(Dropout { x: x.view(), out: x.view(), probability, seed, placement, rows: None });
     x
 }
 
@@ -114,7 +114,7 @@ fn a_matrix_filled_in_slices_is_the_matrix_filled_whole() {
             let slice = |tensor: &Tensor| tensor.row_range(down[0]..down[1]).col_range(across[0]..across[1]).view();
             queue.launch(RandomNormal { out: slice(&normals), mean: 0.0, deviation: 1.0, seed: 9, placement });
             let x = slice(&dropped);
-            queue.launch(Dropout { x, out: x, probability: 0.3, seed: 9, placement });
+            queue.launch(Dropout { x, out: x, probability: 0.3, seed: 9, placement, rows: None });
         }
         [normals, dropped]
     };
@@ -145,7 +145,7 @@ fn dropout_scales_what_it_keeps_and_keeps_the_right_share() {
                     let x = x.view();
                     let out = out.view();
                     let placement = Placement::whole(cols);
-                    queue.launch(Dropout { x, out, probability: 0.25, seed: 6, placement });
+                    queue.launch(Dropout { x, out, probability: 0.25, seed: 6, placement, rows: None });
                 }
                 vec![outer, own_outer, kept(queue, rows, cols, 0.25, 6)]
             });
@@ -159,11 +159,30 @@ fn dropout_scales_what_it_keeps_and_keeps_the_right_share() {
 }
 
 #[test]
+fn rows_with_places_of_their_own_drop_what_they_drop_in_the_whole() {
+    let (rows, cols) = (40, 301);
+    let places: [u32; 5] = [0, 3, 4, 17, 39];
+    let results = run(|queue| {
+        let picked = queue.floats(places.len(), cols, DType::F32, &vec![1.0; places.len() * cols]);
+        let placement = Placement { first_row: 0, ..Placement::whole(cols) };
+        let rows_of = Some(queue.indices(&places).view());
+        let x = picked.view();
+        queue.launch(Dropout { x, out: x, probability: 0.3, seed: 9, placement, rows: rows_of });
+        vec![kept(queue, rows, cols, 0.3, 9), picked]
+    });
+    for (row, &place) in places.iter().enumerate() {
+        let whole = results[0][place as usize * cols..][..cols].iter().map(|kept| kept * (1.0 / 0.7));
+        let close = whole.zip(&results[1][row * cols..]).all(|(whole, picked)| (whole - picked).abs() < 1e-6);
+        assert!(close, "row {row}");
+    }
+}
+
+#[test]
 fn a_dropped_nan_is_gone() {
     let results = run(|queue| {
         let x = queue.floats(1, 100, DType::F32, &[f32::NAN; 100]);
         let placement = Placement::whole(100);
-        queue.launch(Dropout { x: x.view(), out: x.view(), probability: 0.5, seed: 1, placement });
+        queue.launch(Dropout { x: x.view(), out: x.view(), probability: 0.5, seed: 1, placement, rows: None });
         vec![x]
     });
     assert!(results[0].contains(&0.0) && results[0].iter().any(|x| x.is_nan()));

@@ -26,8 +26,28 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let rows = data.first_samples(arguments.samples as usize)?;
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}\n\n"));
-    let shown: Vec<String> = rows.iter().enumerate().map(|(number, row)| show(number, row, tokenizer)).collect();
+    let show = |(number, row): (usize, &Row)| match row.types.is_empty() {
+        true => show(number, row, tokenizer),
+        false => show_labelled(number, row, tokenizer, &input.model.config.label_names),
+    };
+    let shown: Vec<String> = rows.iter().enumerate().map(show).collect();
     Ok(format!("{}{}", prompt.unwrap_or_default(), shown.join("\n\n")))
+}
+
+/// A line for each token of a labelled text.
+fn show_labelled(number: usize, row: &Row, tokenizer: &Tokenizer, names: &[String]) -> String {
+    let label = row.labels.first().map_or(IGNORE, |&label| label);
+    let name = names.get(label as usize).map_or_else(String::new, |name| format!(" ({name})"));
+    let mut lines = vec![
+        format!("sample {}: {} tokens, label {label}{name}", number + 1, row.ids.len()),
+        format!("{:>8}  {:<6}  text", "token", "type"),
+    ];
+    for (place, (&id, of_type)) in row.ids.iter().zip(&row.types).enumerate() {
+        let before = place.checked_sub(1).map(|before| row.ids[before]);
+        let text = tokenizer.token(before, id).unwrap_or_default();
+        lines.push(format!("{id:>8}  {of_type:<6}  {text:?}"));
+    }
+    lines.join("\n")
 }
 
 /// A line for each token.

@@ -105,6 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 ("accuracy", accuracy),
             ]
         }
+        Reads::Texts => vec![("model", model), ("texts", labels), ("loss", loss), ("accuracy", accuracy)],
         Reads::Images => vec![("model", model), ("images", labels), ("loss", loss), ("accuracy", accuracy)],
     };
     Ok(rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect::<Vec<_>>().join("\n"))

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use evenkeel_data::{Continuation, Tokenizer};
 use evenkeel_device::{DType, DeviceKind};
-use evenkeel_model::{GenerateOptions, Generator, Input, Model, Parameters, Sampling, ZeroSharding};
+use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_store::{exists, read_json};
 use serde_json::{Value, json};
 
@@ -70,9 +70,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = ModelFolder::open(&arguments.model, arguments.adapter.as_deref())?;
     let kind = DeviceKind::from(arguments.device);
     let packs = arguments.base == Some(AdapterBase::Nf4);
-    let model = folder.model(&arguments.ignore_keys, "--ignore-keys", packs)?.0.for_device(kind);
-    if let Input::Images { .. } = model.config.input {
-        let what = format!("the model in {:?} classifies images and generates no text", arguments.model);
+    let model = folder.model(&arguments.ignore_keys, "--ignore-keys", packs)?.0;
+    model.check_device(kind)?;
+    let model = model.for_device(kind);
+    if model.config.input.is_classified() {
+        let inputs = if model.config.input.is_text() { "texts" } else { "images" };
+        let what = format!("the model in {:?} classifies {inputs} and generates no text", arguments.model);
         return Err(Mistake { what, hint: Some("`evenkeel eval` tells how often it is right".to_owned()) }.into());
     }
     let tokenizer = match arguments.tokenizer.as_deref() {

@@ -56,7 +56,7 @@ pub fn cuts_of_layers(layers: &[usize], model: &Model) -> Result<Vec<usize>, Mis
         let is_first = |kind: UnitKind| match kind {
             UnitKind::Attention(index) | UnitKind::Layer(index) => index == layer,
             UnitKind::Head => layer == there,
-            UnitKind::Embedding | UnitKind::Mlp(_) => false,
+            UnitKind::Embedding | UnitKind::Mlp(_) | UnitKind::TokenInput(_) => false,
         };
         model.units.iter().position(|unit| is_first(unit.kind)).expect("every layer has a first unit")
     };

@@ -295,10 +295,69 @@ fn a_saved_adapter_goes_on_by_the_configuration_that_it_was_begun_with() {
         "alpha_pattern=[\"q_proj=2\"]",
         "modules_to_save=[\"norm\"]",
         "layers=[1]",
+        "targets=[\"none\"]",
+        "target_parameters=[\"mlp.experts.down_proj\"]",
     ] {
         let name = key.split('=').next().unwrap();
         let expected = format!("`adapter.{name}` describes other parameters than the adapter in \"run/model\" has");
         refused(&["--set", &format!("adapter.{key}")], &[&expected, hint]);
+    }
+}
+
+/// A base whose files have a tensor for each expert, while an adapter has one for all.
+#[test]
+fn adapters_of_experts_are_trained_resumed_and_merged() {
+    let place = Place::new(TINY);
+    let sizes = "hidden = 32\nlayers = 2\nheads = 2\nffn = 48\ntied = true";
+    let config = serde_json::json!({
+        "model_type": "qwen3_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+        "num_key_value_heads": 1, "intermediate_size": 48, "vocab_size": 258, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "norm_topk_prob": true,
+    });
+    fs::write(place.path("config.json"), config.to_string()).unwrap();
+    fs::write(place.path("tiny.toml"), TINY.replace(sizes, "config = \"config.json\"")).unwrap();
+    place.stdout(&["train", "tiny.toml", "--steps", "3", "--set", "sample.prompts=[]", "--output", "first"]);
+    fs::rename(place.path("first/model"), place.path("base")).unwrap();
+    let text = TINY.replace(sizes, "path = \"base\"");
+    let experts = "target_parameters = [\"experts.gate_up_proj\", \"experts.down_proj\"]\ntargets = [\"none\"]";
+    fs::write(place.path("lora.toml"), format!("{text}\n[adapter]\nkind = \"lora\"\nrank = 4\n{experts}\n")).unwrap();
+    let run = |more: &[&str]| place.stdout(&[&TRAIN, more].concat());
+    run(&["--steps", "8"]);
+    let losses: Vec<f64> =
+        metrics(&place.path("run/metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect();
+    assert!(losses.last() < losses.first(), "{losses:?}");
+    let config: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(place.path("run/model/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(config["target_modules"], serde_json::json!([]));
+    assert_eq!(config["target_parameters"], serde_json::json!(["experts.gate_up_proj", "experts.down_proj"]));
+    let adapter = |run: &str| fs::read(place.path(run).join("model/adapter_model.safetensors")).unwrap();
+    run(&["--steps", "4", "--output", "halves"]);
+    run(&["--steps", "8", "--output", "halves", "--resume"]);
+    assert!(adapter("halves") == adapter("run"), "a resumed run ends in other bits");
+    run(&["--steps", "8", "--output", "cut", "--tp", "2"]);
+    place.stdout(&["export", "run", "--merge", "--output", "merged"]);
+    let told = place.stdout(&["inspect", "run/model"]);
+    assert!(told.contains("adapters of 0 layers and 4 parameters of experts"), "{told}");
+    let loss = |model: &str| {
+        let told = place.stdout(&["eval", "lora.toml", "--model", model]);
+        let line = told.lines().find_map(|line| line.strip_prefix("loss")).unwrap_or_else(|| panic!("{told}"));
+        line.trim().parse::<f64>().unwrap()
+    };
+    let (adapted, cut) = (loss("run/model"), loss("cut/model"));
+    assert!((adapted - loss("merged")).abs() < 1e-5 && (adapted - cut).abs() < 1e-4, "{adapted}, {cut}");
+    assert!((adapted - loss("base")).abs() > 1e-3);
+    let on = ["--steps", "1", "--set", "adapter.path=run/model", "--output", "on"];
+    place.stdout(&[&TRAIN[..], &on].concat());
+    let other = ["--set", "adapter.target_parameters=[\"experts.down_proj\"]"];
+    place.refused(
+        &[&TRAIN[..], &on, &other].concat(),
+        &["`adapter.target_parameters` describes other parameters than the adapter in \"run/model\" has"],
+    );
+    for (key, value) in [("dropout", "0.1"), ("dora", "true")] {
+        place.refused(
+            &[&TRAIN[..], &["--set", &format!("adapter.{key}={value}")]].concat(),
+            &[&format!("`adapter.{key}` and `adapter.target_parameters` are both set")],
+        );
     }
 }
 

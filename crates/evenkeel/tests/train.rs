@@ -346,7 +346,7 @@ fn a_chat_is_asked_by_the_template_of_the_folder() {
 fn the_examples_that_need_no_download_run() {
     let place = Place::new(TINY);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for example in ["quickstart", "finetune-instructions", "lora", "qlora", "pretrain-text"] {
+    for example in ["quickstart", "finetune-instructions", "lora", "qlora", "pretrain-text", "classify-texts"] {
         let (file, output) = (format!("examples/{example}.toml"), place.path(example));
         let mut command = place.command(&["train", &file, "--steps", "2", "--batch", "2"]);
         let output = command.args(["--output", output.to_str().unwrap()]).current_dir(&root).output().unwrap();

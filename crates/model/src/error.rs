@@ -9,6 +9,8 @@ pub enum Error {
     Store(#[from] evenkeel_store::Error),
     #[error("config.json: architecture `{found}` is not known; known are {known}")]
     UnknownArchitecture { found: String, known: String },
+    #[error("architecture.toml: {what}")]
+    BadArchitecture { what: String },
     #[error("config.json: `architectures` names {found}, but `model_type` is `{model_type}`, expected {expected}")]
     OtherClass { found: String, model_type: &'static str, expected: &'static str },
     #[error("config.json: {keys}; not understood for a `{model_type}`, and it may change what the model computes")]
@@ -20,11 +22,13 @@ pub enum Error {
     #[error("config.json: {what} is not supported")]
     Unsupported { what: String },
     #[error(
-        "config.json: `quantization_config` is set ({method}), expected numbers by themselves, or 4 bits by bitsandbytes (nf4)"
+        "config.json: `quantization_config` is set ({method}), expected numbers by themselves, 4 bits by bitsandbytes (nf4), or experts in MXFP4 (gpt_oss)"
     )]
     Quantized { method: String },
     #[error("tensor `{name}` in {} is no 4-bit weight that can be read: {what}", .file.display())]
     BadQuantization { name: String, file: PathBuf, what: String },
+    #[error("tensor `{name}` in {} is no weight in MXFP4 that can be read: {what}", .file.display())]
+    BadMxfp4 { name: String, file: PathBuf, what: String },
     #[error("config.json: `quantization_config` is set, but no weight in {} is in 4 bits", .folder.display())]
     NothingQuantized { folder: PathBuf },
     #[error("tensor `{name}` has numbers that are not finite and cannot be held in 4 bits")]
@@ -35,6 +39,8 @@ pub enum Error {
     CutsBlocks { name: String, what: String },
     #[error("tensor `{name}` is missing in {}; {missing} of {expected} tensors are", .folder.display())]
     MissingTensor { name: String, folder: PathBuf, missing: usize, expected: usize },
+    #[error("`{name}` is not in {}, so it begins with random numbers, but it is not trained", .folder.display())]
+    NewButFrozen { name: String, folder: PathBuf },
     #[error("tensor `{name}` in {} does not belong to this model; {unexpected} such tensors", .folder.display())]
     UnexpectedTensor { name: String, folder: PathBuf, unexpected: usize },
     #[error("tensor `{name}` is {found:?} in {}, config.json needs {expected:?}", .file.display())]
@@ -52,6 +58,8 @@ pub enum Error {
     BadAdapter { what: String },
     #[error("the adapter's `{target}` matches nothing in this model")]
     IdleTarget { target: String, modules: Vec<String> },
+    #[error("`target_parameters` has `{target}`, which is no parameter of this model's experts")]
+    IdleParameter { target: String, parameters: Vec<String> },
     #[error("the adapter's pattern `{pattern}` matches none of the layers that are adapted")]
     IdlePattern { pattern: String, modules: Vec<String> },
     #[error("the adapter is to have layer {layer}, this model's last is number {last}")]
@@ -64,13 +72,20 @@ pub enum Error {
     OtherDepth { folder: PathBuf, base: Option<String>, found: usize, expected: usize },
     #[error("the residual stream cannot be split by tokens: every shard has {parts} parts of the model whole")]
     SplitsWhole { parts: usize },
+    #[error("{shards} shards with attention that each has whole, in a model whose layers hand values to later ones")]
+    WholeHanded { shards: usize },
+    #[error("attention has heads of {head_dim} elements, on a GPU {most} are possible")]
+    WideHeads { head_dim: usize, most: usize },
 }
 
 impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Store(error) => error.hint().map(|hint| hint.to_string()),
-            Error::UnknownArchitecture { .. } | Error::Unsupported { .. } => None,
+            Error::UnknownArchitecture { .. } => {
+                Some("if it is a decoder of the usual kind, describe it in architecture.toml: docs/models.md".into())
+            }
+            Error::BadArchitecture { .. } | Error::Unsupported { .. } => None,
             Error::OtherClass { .. } => Some("one of the two was changed: take the model's own config.json".into()),
             Error::NotUnderstood { .. } => {
                 Some("if the model computes the same without it, name it in model.ignore_keys, or --ignore-keys of inspect and generate".into())
@@ -84,6 +99,9 @@ impl Error {
             Error::BadQuantization { .. } => {
                 Some("quantise the model again with transformers and bitsandbytes, to nf4 in blocks of 64".into())
             }
+            Error::BadMxfp4 { .. } => Some(
+                "take the model's own folder again, or one in BF16: transformers expands it with Mxfp4Config(dequantize=True)".into(),
+            ),
             Error::NothingQuantized { .. } => Some("remove the key, and use adapter.base = \"nf4\"".into()),
             Error::NotFinite { .. } => Some("the checkpoint is of a run that diverged".into()),
             Error::CutsBlocks { .. } => Some(
@@ -92,10 +110,20 @@ impl Error {
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
                 Some("the checkpoint and the config are from different models".into())
             }
+            Error::NewButFrozen { name, .. } => {
+                let module = name.rsplit_once('.').map_or(name.as_str(), |(module, _)| module);
+                Some(format!("name `{module}` in adapter.modules_to_save, or train the whole model"))
+            }
             Error::BadPlan { .. } => Some("leave the layer out of the plan to have it cut automatically".into()),
             Error::IdlePatterns { layers, .. } => Some(format!("it has {}", layers.join(", "))),
             Error::BadAdapter { .. } => None,
             Error::IdleTarget { modules, .. } => Some(format!("it has {}", modules.join(", "))),
+            Error::IdleParameter { parameters, .. } if parameters.is_empty() => {
+                Some("it has no experts: name linear layers in target_modules, adapter.targets here".into())
+            }
+            Error::IdleParameter { parameters, .. } => {
+                Some(format!("they have {}; linear layers belong in target_modules", parameters.join(", ")))
+            }
             Error::IdlePattern { modules, .. } => Some(format!("these are {}", modules.join(", "))),
             Error::NoSuchLayer { last, .. } => Some(format!("use numbers from 0 to {last}")),
             Error::NotAdapted { tied_to: None, .. } => Some("name it in modules_to_save to train it whole".into()),
@@ -110,6 +138,8 @@ impl Error {
                 Some(format!("give the model that the adapter was trained on{base}"))
             }
             Error::SplitsWhole { .. } => Some("set parallel.sequence_parallel = false, or cut everything".into()),
+            Error::WholeHanded { .. } => Some("use a smaller tp, and a plan that cuts attention".into()),
+            Error::WideHeads { .. } => Some("run it on CPUs".into()),
             Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }
     }

@@ -31,18 +31,19 @@ mod sharding;
 
 pub use adapter::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterConfig, AdapterFolder, AdapterInit, AdapterScaling, AdapterValues,
-    Adapters, Merger, PEFT_PREFIX, Targets,
+    Adapters, ExpertFactor, Merger, PEFT_PREFIX, Targets,
 };
+pub use chain::balance::{ExpertLoad, Tallies};
 pub use chain::batch::{Batch, Images};
 pub use chain::body::{Body, BodyBackward, BodyState, Context};
 pub use chain::dropout::{Dropouts, Noise};
 pub use chain::entry::{Entry, EntryState, Join, JoinState};
-pub use chain::head::{Head, LossOptions};
+pub use chain::head::{Classified, Head, LossOptions};
 pub use chain::model::{Model, Stage};
 pub use chain::pass;
 pub use chain::rotary::RotaryTables;
 pub use chain::unit::{Sublayer, Unit, UnitKind};
-pub use config::{Config, Experts, Input};
+pub use config::{Config, Experts, Input, LinearAttention, Quantization, model_types};
 pub use error::Error;
 pub use evenkeel_widths::{Dim, SHARES, Widths};
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};

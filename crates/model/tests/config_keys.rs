@@ -29,6 +29,15 @@ fn small() -> Vec<Value> {
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "attention_dropout": 0.0,
         }),
     );
+    let encoder = with(
+        &sizes,
+        json!({
+            "vocab_size": 100, "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "classifier_dropout": null,
+            "layer_norm_eps": 1e-12, "use_cache": true, "is_decoder": false, "add_cross_attention": false,
+            "bos_token_id": null, "eos_token_id": null, "tie_word_embeddings": true,
+        }),
+    );
     let rms = with(&text, json!({"rms_norm_eps": 1e-6, "num_key_value_heads": 2, "head_dim": 8}));
     let layer_types = json!({
         "layer_types": ["full_attention", "full_attention"], "use_sliding_window": false, "sliding_window": null,
@@ -54,6 +63,14 @@ fn small() -> Vec<Value> {
                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
                 },
+            }),
+        ),
+        with(
+            &rms,
+            json!({
+                "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": true,
+                "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
+                "router_aux_loss_coef": 0.9, "output_router_logits": false,
             }),
         ),
         json!({
@@ -84,15 +101,19 @@ fn small() -> Vec<Value> {
                 "problem_type": "single_label_classification",
             }),
         ),
+        with(&encoder, json!({"model_type": "bert", "pad_token_id": 0})),
+        with(&encoder, json!({"model_type": "roberta", "pad_token_id": 1, "type_vocab_size": 1})),
     ]
 }
 
 /// What transformers wrote for the golden folders.
 fn golden() -> impl Iterator<Item = Value> {
-    CASES.iter().map(|case| {
-        let text = std::fs::read_to_string(support::golden().join(case).join("config.json")).unwrap();
-        serde_json::from_str(&text).unwrap()
-    })
+    CASES.iter().map(|case| golden_config(case))
+}
+
+fn golden_config(case: &str) -> Value {
+    let text = std::fs::read_to_string(support::golden().join(case).join("config.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
 }
 
 fn without(config: &Value, key: &str) -> Value {
@@ -209,8 +230,36 @@ fn ordinary_folders_are_understood() {
                 "custom_pipelines": {"text-generation": {"impl": "instruct_pipeline.InstructionTextGenerationPipeline"}},
             }),
         ),
+        (
+            "gpt_oss",
+            "rope_parameters",
+            json!({
+                "experts_per_token": 2, "initial_context_length": 4096, "swiglu_limit": 7.0, "rope_theta": 150000,
+                "rope_scaling": {
+                    "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                    "rope_type": "yarn", "truncate": false,
+                },
+                "quantization_config": {
+                    "modules_to_not_convert": ["model.layers.*.self_attn", "model.embed_tokens", "lm_head"],
+                    "quant_method": "mxfp4",
+                },
+            }),
+        ),
         ("vit", "", json!({"architectures": ["ViTModel"], "model_type": "vit", "num_labels": 2})),
         ("vit", "", json!({"architectures": ["ViTForImageClassification"]})),
+        (
+            "bert",
+            "classifier_dropout",
+            json!({
+                "architectures": ["BertForMaskedLM"], "position_embedding_type": "absolute", "gradient_checkpointing": false,
+                "directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12,
+                "pooler_num_fc_layers": 3, "pooler_size_per_head": 128, "pooler_type": "first_token_transform",
+            }),
+        ),
+        ("bert", "", json!({"architectures": ["BertForSequenceClassification"], "finetuning_task": "sst-2"})),
+        ("bert", "", json!({"architectures": ["BertForPreTraining"], "problem_type": "single_label_classification"})),
+        ("roberta", "", json!({"architectures": ["RobertaForMaskedLM"], "bos_token_id": 0, "eos_token_id": 2})),
+        ("roberta", "", json!({"architectures": ["RobertaModel"], "layer_norm_eps": 1e-5})),
         ("gemma3_text", "", json!({"architectures": ["Gemma3TextModel"]})),
     ] {
         check(&with(&without(&of_type(model_type), dropped), changes));
@@ -228,6 +277,7 @@ fn keys_that_change_the_model_and_are_not_understood_are_refused_by_name() {
         ("llama", json!({"no_rope_layers": [1, 1, 1, 0]}), "`no_rope_layers`"),
         ("llama", json!({"no_rope_layer_interval": 4}), "`no_rope_layer_interval`"),
         ("llama", json!({"num_local_experts": 8}), "`num_local_experts`"),
+        ("llama", json!({"swiglu_limit": 7.0}), "`swiglu_limit`"),
         ("llama", json!({"sliding_window": 4096}), "`sliding_window`"),
         ("llama", json!({"layer_types": ["full_attention", "sliding_attention"]}), "`layer_types`"),
         ("llama", json!({"query_pre_attn_scalar": 256}), "`query_pre_attn_scalar`"),
@@ -247,6 +297,17 @@ fn keys_that_change_the_model_and_are_not_understood_are_refused_by_name() {
         ("gpt_neox", json!({"head_dim": 16}), "`head_dim`"),
         ("vit", json!({"problem_type": "regression"}), "`problem_type`"),
         ("vit", json!({"drop_path_rate": 0.1}), "`drop_path_rate`"),
+        ("bert", json!({"problem_type": "regression"}), "`problem_type` is \"regression\""),
+        ("bert", json!({"problem_type": "multi_label_classification"}), "`problem_type` is \"multi_label"),
+        ("bert", json!({"num_labels": 1}), "`num_labels` is 1"),
+        ("bert", json!({"id2label": {"0": "score"}}), "regression"),
+        ("bert", json!({"is_decoder": true}), "`is_decoder: true`"),
+        ("bert", json!({"add_cross_attention": true}), "`add_cross_attention`"),
+        ("bert", json!({"position_embedding_type": "relative_key"}), "`position_embedding_type: \"relative_key\"`"),
+        ("bert", json!({"embedding_size": 16}), "`embedding_size`"),
+        ("bert", json!({"architectures": ["BertForTokenClassification"]}), "BertForTokenClassification"),
+        ("roberta", json!({"pad_token_id": 64}), "`max_position_embeddings` is 64"),
+        ("roberta", json!({"type_vocab_size": 0}), "`type_vocab_size`"),
         ("llama", json!({"rope_parameters": {"rope_type": "default", "factor": 4.0}}), "`rope_parameters.factor`"),
         ("llama", json!({"rope_parameters": {"mrope_section": [8, 12, 12]}}), "`rope_parameters.mrope_section`"),
         ("llama", json!({"rope_parameters": "linear"}), "`rope_parameters`"),
@@ -317,6 +378,55 @@ fn architectures_that_contradict_the_type_are_an_error() {
 
 #[test]
 fn an_unknown_architecture_is_not_told_to_lie_about_it() {
-    let error = Config::from_json(&with(&of_type("llama"), json!({"model_type": "falcon"}))).unwrap_err();
-    assert!(matches!(error, Error::UnknownArchitecture { .. }) && error.hint().is_none(), "{error}");
+    let error = Config::from_json(&with(&of_type("llama"), json!({"model_type": "mamba"}))).unwrap_err();
+    let hint = error.hint().unwrap_or_default();
+    assert!(matches!(error, Error::UnknownArchitecture { .. }) && !hint.contains("model_type"), "{error}: {hint}");
+}
+
+/// transformers stretches it thirty-two times then.
+#[test]
+fn gpt_oss_without_a_rotation_is_refused() {
+    let told = Config::from_json(&without(&of_type("gpt_oss"), "rope_parameters")).unwrap_err().to_string();
+    assert!(told.contains("`rope_parameters` is missing"), "{told}");
+}
+
+#[test]
+fn sizes_of_gemma4s_full_layers_are_read_as_transformers_and_as_publishers_write_them() {
+    let written = golden_config("gemma4");
+    let published =
+        with(&without(&written, "per_layer_config"), json!({"global_head_dim": 16, "num_global_key_value_heads": 1}));
+    let [written, published] = [&written, &published].map(check);
+    let sizes = |config: &Config| -> Vec<(usize, usize)> {
+        config.layers.iter().map(|layer| (layer.head_dim, layer.kv_heads)).collect()
+    };
+    assert_eq!(sizes(&written), [(16, 1), (8, 2), (16, 1)]);
+    assert_eq!(written.layers, published.layers);
+    // Without `attention_k_eq_v` the number of key heads is that of all layers.
+    let unshared = with(
+        &without(&golden_config("gemma4"), "per_layer_config"),
+        json!({"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": false}),
+    );
+    assert_eq!(sizes(&check(&unshared)), [(16, 2), (8, 2), (16, 2)]);
+}
+
+#[test]
+fn what_is_not_computed_of_gemma4_is_refused_by_name() {
+    for (case, changes, named) in [
+        ("gemma4", json!({"use_bidirectional_attention": "all"}), "`use_bidirectional_attention: \"all\"`"),
+        ("gemma4", json!({"attn_logit_softcapping": 50.0}), "`attn_logit_softcapping`"),
+        ("gemma4", json!({"output_router_logits": true}), "`output_router_logits`"),
+        (
+            "gemma4",
+            json!({"per_layer_config": {"0": {"head_dim": 16, "sliding_window": 4}}}),
+            "`per_layer_config.sliding_window`",
+        ),
+        ("gemma4", json!({"per_layer_config": {"0": {"head_dim": 16}}}), "`per_layer_config`"),
+        ("gemma4", json!({"per_layer_config": {"3": {"head_dim": 16}}}), "`per_layer_config`"),
+        ("gemma4", json!({"global_head_dim": 16}), "`global_head_dim`"),
+        ("gemma4_shared", json!({"num_kv_shared_layers": 4}), "`num_kv_shared_layers`"),
+        ("gemma4_shared", json!({"vocab_size_per_layer_input": 100}), "`vocab_size_per_layer_input`"),
+    ] {
+        let error = Config::from_json(&with(&golden_config(case), changes.clone())).unwrap_err().to_string();
+        assert!(error.contains(named), "{changes}: {error}");
+    }
 }

@@ -26,14 +26,17 @@ const BF16_LOSS_TOLERANCE: f64 = 4e-2;
 const NOISE: Noise = Noise { seed: 77, first_token: 1000 };
 
 /// Golden folders, and the dropout that `golden/make.py` gives them.
-fn cases() -> [(&'static str, Value); 5] {
+fn cases() -> [(&'static str, Value); 8] {
     let neox = json!({"attention_dropout": 0.3, "hidden_dropout": 0.2});
     [
         ("llama_packed", json!({"attention_dropout": 0.3})),
         ("gpt2", json!({"attn_pdrop": 0.3, "resid_pdrop": 0.2, "embd_pdrop": 0.1})),
         ("gpt_neox", neox.clone()),
         ("gpt_neox_serial", neox),
+        ("gpt_oss", json!({"attention_dropout": 0.3})),
         ("vit", json!({"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.2})),
+        ("bert", json!({"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.2, "classifier_dropout": 0.4})),
+        ("roberta", json!({"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.2})),
     ]
 }
 
@@ -58,6 +61,7 @@ fn model(folder: &Folder, changes: &Value) -> Model {
 /// The data of a golden file's batch.
 struct Data {
     ids: Vec<u32>,
+    types: Vec<u32>,
     pixels: Vec<f32>,
     labels: Vec<u32>,
     offsets: Vec<usize>,
@@ -75,12 +79,12 @@ impl Data {
         let indices = |name| integers(name).iter().map(|&i| if i < 0 { IGNORE } else { i as u32 }).collect();
         let pixels = if file.tensor("pixel_values").is_some() { floats(&file, "pixel_values") } else { Vec::new() };
         let offsets = integers("segments").iter().map(|&offset| offset as usize).collect();
-        Data { ids: indices("input_ids"), pixels, labels: indices("labels"), offsets }
+        Data { ids: indices("input_ids"), types: indices("token_type_ids"), pixels, labels: indices("labels"), offsets }
     }
 
     fn sequences(&self, model: &Model) -> usize {
         match model.config.input {
-            Input::Tokens { .. } => self.offsets.len() - 1,
+            Input::Tokens { .. } | Input::Texts { .. } => self.offsets.len() - 1,
             Input::Images { .. } => self.labels.len(),
         }
     }
@@ -94,6 +98,13 @@ impl Data {
                 let segments = Segments::new(offsets.iter().map(|offset| offset - tokens.start).collect());
                 let batch = Batch::tokens(queue, &self.ids[tokens.clone()], &self.labels[tokens.clone()], segments);
                 (batch, tokens.start as u64)
+            }
+            Input::Texts { .. } => {
+                let offsets = &self.offsets[which.start..=which.end];
+                let tokens = offsets[0]..offsets[offsets.len() - 1];
+                let segments = Segments::new(offsets.iter().map(|offset| offset - tokens.start).collect());
+                let (ids, types) = (&self.ids[tokens.clone()], &self.types[tokens.clone()]);
+                (Batch::texts(queue, ids, types, &self.labels[which], segments), tokens.start as u64)
             }
             Input::Images { size, patch, .. } => {
                 let pixels = self.pixels.len() / self.labels.len();
@@ -248,7 +259,7 @@ fn a_dry_run_takes_the_same_memory_as_a_real_one() {
 
 #[test]
 fn config_json_says_what_is_dropped_by_the_keys_and_defaults_of_its_architecture() {
-    let dropouts = |attention, residual, embedding| Dropouts { attention, residual, embedding };
+    let dropouts = |attention, residual, embedding| Dropouts { attention, residual, embedding, classifier: 0.0 };
     for (case, keys, expected, ignored) in [
         ("llama2", json!({}), Dropouts::default(), vec![]),
         ("llama2", json!({"attention_dropout": null}), Dropouts::default(), vec![]),
@@ -274,6 +285,19 @@ fn config_json_says_what_is_dropped_by_the_keys_and_defaults_of_its_architecture
             "vit",
             json!({"attention_probs_dropout_prob": 0.125, "hidden_dropout_prob": 0.25}),
             dropouts(0.125, 0.25, 0.25),
+            vec![],
+        ),
+        ("bert", json!({}), Dropouts { classifier: 0.1, ..dropouts(0.1, 0.1, 0.1) }, vec![]),
+        (
+            "bert",
+            json!({"hidden_dropout_prob": 0.25, "classifier_dropout": null}),
+            Dropouts { classifier: 0.25, ..dropouts(0.1, 0.25, 0.25) },
+            vec![],
+        ),
+        (
+            "roberta",
+            json!({"classifier_dropout": 0.5}),
+            Dropouts { classifier: 0.5, ..dropouts(0.1, 0.1, 0.1) },
             vec![],
         ),
     ] {

@@ -13,7 +13,7 @@ use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     Batch, Context, FileTensor, Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, ZeroSharding,
 };
-use evenkeel_store::Folder;
+use evenkeel_store::{Folder, SafeTensorsFile};
 use support::{distance, expected, floats, golden_batch, norm};
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
@@ -21,13 +21,20 @@ const LOSS_TOLERANCE: f64 = 1e-5;
 /// Relative by norm, per parameter. An order below the promised tolerance: f32 is that precise.
 const GRADIENT_TOLERANCE: f64 = 1e-4;
 const BF16_LOSS_TOLERANCE: f64 = 2e-2;
+const BF16_SMALL_ROWS_LOSS_TOLERANCE: f64 = 4e-2;
 const BF16_GRADIENT_TOLERANCE: f64 = 5e-2;
+/// With linear attention or token inputs, which divide by the norms of small rows. PyTorch's autocast is off by up to 0.3 on these
+/// cases.
+const BF16_SMALL_ROWS_TOLERANCE: f64 = 0.2;
 /// Gradients that are zero but for rounding (keys' biases) have no meaningful relative error.
 const GRADIENT_FLOOR: f64 = 1e-6;
 /// The same, relative to the whole gradient's norm.
 const BF16_GRADIENT_FLOOR: f64 = 2e-4;
 /// With experts: rounding sends a token to another one where two are about as good.
 const BF16_EXPERT_FLOOR: f64 = 2e-3;
+
+/// Cases with numbers for the loss of balance among experts.
+const EXPERTS: [&str; 4] = ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"];
 
 fn golden(case: &str) -> PathBuf {
     support::golden().join(case)
@@ -69,6 +76,7 @@ fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue,
         smoothed_loss: mean(queue.read(&pass::evaluate(model, &context, 0.1).losses)),
         gradients: parameters
             .ids()
+            .filter(|id| parameters.specs[id.0].is_trained)
             .flat_map(|id| in_files(&parameters.specs[id.0], queue.read(&gradients.sum(queue, id))))
             .collect(),
     }
@@ -115,16 +123,46 @@ fn every_architecture_in_bf16_stays_near_f32() {
         let exact = run(case, DType::F32, &device, Keep::Everything);
         let rounded = run(case, DType::Bf16, &device, Keep::Everything);
         let error = (rounded.loss - exact.loss).abs();
-        assert!(error <= BF16_LOSS_TOLERANCE, "{case}: loss off by {error}");
-        let has_experts = Model::open(&Folder::open(golden(case)).unwrap()).unwrap().config.experts.is_some();
-        let floor = if has_experts { BF16_EXPERT_FLOOR } else { BF16_GRADIENT_FLOOR };
+        let config = Model::open(&Folder::open(golden(case)).unwrap()).unwrap().config;
+        let floor = if config.experts.is_some() { BF16_EXPERT_FLOOR } else { BF16_GRADIENT_FLOOR };
+        let has_small_rows = config.linear_attention.is_some() || config.token_inputs.is_some();
+        let [loss_tolerance, tolerance] = match has_small_rows {
+            true => [BF16_SMALL_ROWS_LOSS_TOLERANCE, BF16_SMALL_ROWS_TOLERANCE],
+            false => [BF16_LOSS_TOLERANCE, BF16_GRADIENT_TOLERANCE],
+        };
+        assert!(error <= loss_tolerance, "{case}: loss off by {error}");
         let total = exact.gradients.iter().map(|(_, gradient)| norm(gradient).powi(2)).sum::<f64>().sqrt();
         for ((name, exact), (_, rounded)) in exact.gradients.iter().zip(&rounded.gradients) {
             let (error, size) = (distance(exact, rounded), norm(exact));
-            assert!(
-                error <= BF16_GRADIENT_TOLERANCE * size + floor * total,
-                "{case}: gradient of {name} off by {error} of {size}"
-            );
+            assert!(error <= tolerance * size + floor * total, "{case}: gradient of {name} off by {error} of {size}");
+        }
+    }
+}
+
+#[test]
+fn the_loss_of_balance_among_experts_agrees_with_transformers() {
+    let device = device(2);
+    let queue = device.compute();
+    for (case, keep) in EXPERTS.into_iter().flat_map(|case| [Keep::Everything, Keep::Stream].map(|keep| (case, keep))) {
+        let folder = Folder::open(golden(case)).unwrap();
+        let mut config = folder.config().clone();
+        config["output_router_logits"] = true.into();
+        config["router_aux_loss_coef"] = 0.5.into();
+        let model = Model::of_folder(&config, &folder).unwrap();
+        let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
+        let batch = golden_batch(case, &model, DType::F32, queue).with_tallies(queue, &model.config, 1.0);
+        let outcome = outcome(&model, &parameters, &batch, queue, keep);
+        let expected = SafeTensorsFile::open(golden(case).join("balance.safetensors")).unwrap();
+        let balance = batch.tallies.as_ref().expect("the config asks for it").loss(queue);
+        for (name, loss) in [("loss", outcome.loss), ("balance_loss", balance)] {
+            let theirs = floats(&expected, name)[0] as f64;
+            assert!((loss - theirs).abs() <= LOSS_TOLERANCE, "{case}: {name} {loss}, expected {theirs}");
+        }
+        for (name, ours) in &outcome.gradients {
+            let theirs = floats(&expected, &format!("grad.{name}"));
+            let (error, size) = (distance(ours, &theirs), norm(&theirs));
+            let most = GRADIENT_TOLERANCE * size + GRADIENT_FLOOR;
+            assert!(error <= most, "{case}: gradient of {name} off by {error} of {size}");
         }
     }
 }

@@ -13,7 +13,7 @@ use evenkeel_model::{
 use evenkeel_store::Folder;
 
 const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
-const CASES: [&str; 4] = ["llama3", "gpt2", "gpt_neox", "vit"];
+const CASES: [&str; 5] = ["llama3", "gpt2", "gpt_neox", "bert", "vit"];
 
 fn golden(case: &str) -> Folder {
     Folder::open(support::golden().join(case)).expect("golden folders are sound")
@@ -45,6 +45,10 @@ impl Setting {
             Input::Tokens { .. } => {
                 let ids: Vec<u32> = (0..20).map(|i| i * 7 % 90 + micro as u32).collect();
                 Batch::tokens(queue, &ids, &ids, Segments::uniform(2, 10))
+            }
+            Input::Texts { .. } => {
+                let ids: Vec<u32> = (0..20).map(|i| i * 7 % 90 + micro as u32).collect();
+                Batch::texts(queue, &ids, &[0; 20], &[1, 0], Segments::uniform(2, 10))
             }
             Input::Images { size, channels, .. } => {
                 let pixels: Vec<f32> =
@@ -137,7 +141,7 @@ fn evaluations_compute_with_every_column() {
             let context = setting.context(0, pruning);
             let findings = pass::evaluate(&setting.model, &context, 0.1);
             let mut found = vec![queue.read(&findings.losses), queue.read(&pass::logits(&setting.model, &context))];
-            if !matches!(setting.model.config.input, Input::Images { .. }) {
+            if !setting.model.config.input.is_classified() {
                 found.push(queue.read(&pass::next_logits(&setting.model, &context)));
             }
             found

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.05 };
 
-/// Untied with dropout, tied with post norms, side by side, with a table of positions.
+/// Untied with dropout, tied with post norms, side by side, with a table of positions, with norms of sums.
 fn configs() -> Vec<(&'static str, Value)> {
     let sizes = json!({
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -49,6 +49,13 @@ fn configs() -> Vec<(&'static str, Value)> {
                 "resid_pdrop": 0.2, "embd_pdrop": 0.1, "initializer_range": 0.2,
             }),
         ),
+        (
+            "roberta",
+            with(json!({
+                "model_type": "roberta", "max_position_embeddings": 34, "pad_token_id": 1, "num_labels": 5,
+                "hidden_dropout_prob": 0.2, "classifier_dropout": 0.3,
+            })),
+        ),
     ]
 }
 
@@ -76,19 +83,24 @@ impl Held {
     }
 }
 
-fn batch(device: &Device) -> Batch {
+fn batch(model: &Model, device: &Device) -> Batch {
     let ids: Vec<u32> = (0..21).map(|token| token * 37 % 64).collect();
     let labels: Vec<u32> = ids.iter().map(|id| (id + 5) % 64).collect();
-    let batch = Batch::tokens(device.compute(), &ids, &labels, Segments::new(vec![0, 7, 12, 21]));
+    let (queue, segments) = (device.compute(), Segments::new(vec![0, 7, 12, 21]));
+    let batch = if model.config.input.is_classified() {
+        Batch::texts(queue, &ids, &[0; 21], &[4, 0, 2], segments)
+    } else {
+        Batch::tokens(queue, &ids, &labels, segments)
+    };
     batch.with_noise(Noise { seed: 5, first_token: 100 })
 }
 
 #[test]
 fn stages_compute_what_the_whole_computes() {
     let device = support::device(2, 1 << 28);
-    let batch = batch(&device);
     for (name, config) in configs() {
         let model = Model::from_json(&config).unwrap();
+        let batch = batch(&model, &device);
         let units = model.units.len();
         for (dtype, keep) in [(DType::F32, Keep::Everything), (DType::F32, Keep::Stream), (DType::Bf16, Keep::Stream)] {
             let whole = Held::new(&model, dtype, &device);

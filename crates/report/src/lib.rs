@@ -33,14 +33,16 @@ pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_
 #[serde(rename_all = "snake_case")]
 pub enum Reads {
     Tokens,
+    /// Texts with a label each.
+    Texts,
     Images,
 }
 
 impl Reads {
-    /// The parts of a sequence or an image.
+    /// The parts of a sequence, a text or an image.
     pub fn unit(self) -> &'static str {
         match self {
-            Reads::Tokens => "tokens",
+            Reads::Tokens | Reads::Texts => "tokens",
             Reads::Images => "patches",
         }
     }
@@ -58,6 +60,14 @@ pub struct StepMetrics {
     /// The mean over the step's labels.
     #[serde(with = "number")]
     pub loss: f64,
+    /// The loss of balance among experts, if training has one, without its coefficient.
+    #[serde(with = "number::option")]
+    pub balance_loss: Option<f64>,
+    /// The tokens of a layer's busiest expert beside an equal share, and the share of experts without any; means over layers.
+    #[serde(with = "number::option")]
+    pub expert_load: Option<f64>,
+    #[serde(with = "number::option")]
+    pub idle_experts: Option<f64>,
     #[serde(with = "number")]
     pub lr: f64,
     /// Before clipping.
@@ -107,7 +117,7 @@ pub struct EvalMetrics {
 }
 
 impl EvalMetrics {
-    /// Only for text: a label of an image has none.
+    /// Only for the tokens of a language model: the label of a text or an image has none.
     pub fn perplexity(&self) -> Option<f64> {
         (self.reads == Reads::Tokens).then(|| self.loss.exp())
     }
@@ -128,6 +138,9 @@ fn example() -> StepMetrics {
         step: 120,
         epoch: 0.25,
         loss: 3.4521,
+        balance_loss: None,
+        expert_load: None,
+        idle_experts: None,
         lr: 3e-4,
         grad_norm: 1.2345,
         tokens: 983_040,

@@ -34,7 +34,13 @@ impl<W: Write> EventWriter<W> {
     }
 
     fn step(&mut self, wall_time_s: f64, metrics: &StepMetrics) -> io::Result<()> {
-        let peak_share = metrics.peak_share.map(|share| ("speed/peak_share", share));
+        let optional = [
+            ("speed/peak_share", metrics.peak_share),
+            ("train/balance_loss", metrics.balance_loss),
+            ("train/expert_load", metrics.expert_load),
+            ("train/idle_experts", metrics.idle_experts),
+        ];
+        let found = optional.into_iter().filter_map(|(tag, value)| Some((tag, value?)));
         let values = [
             ("train/loss", metrics.loss),
             ("train/lr", metrics.lr),
@@ -44,7 +50,7 @@ impl<W: Write> EventWriter<W> {
             ("speed/tokens_per_s", metrics.tokens_per_s),
             ("memory/gib", metrics.memory_bytes as f64 / (1u64 << 30) as f64),
         ];
-        self.scalars(wall_time_s, metrics.step, values.into_iter().chain(peak_share))
+        self.scalars(wall_time_s, metrics.step, values.into_iter().chain(found))
     }
 
     fn eval(&mut self, wall_time_s: f64, step: u64, metrics: &EvalMetrics) -> io::Result<()> {

@@ -10,8 +10,8 @@ use evenkeel_device::kernel::Add;
 use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
-    Batch, Body, BodyBackward, BodyState, Context, Entry, EntryState, Gradients, JoinState, LossOptions, Migration,
-    Model, Parameters, Pruning, RotaryTables, in_grains,
+    Batch, Body, BodyBackward, BodyState, Classified, Context, Entry, EntryState, Gradients, JoinState, LossOptions,
+    Migration, Model, Parameters, Pruning, RotaryTables, in_grains,
 };
 
 use crate::gather::gather_values;
@@ -486,12 +486,16 @@ impl<'a> Run<'a> {
         self.values.saved.insert(task.value(ValueKind::Saved), saved);
     }
 
+    /// The range of a chunk among the rows that the head treats.
+    fn chunk_rows(&self, task: &Task, chunk: Chunk) -> std::ops::Range<usize> {
+        let head = self.executor.model.head();
+        head.chunks(head.rows(self.batch(task))).nth(chunk.0).expect("a program's chunks are the head's")
+    }
+
     /// The rows that the head treats, and the range of a chunk among them.
-    fn chunk(&self, task: &Task, chunk: Chunk) -> (Tensor, std::ops::Range<usize>) {
-        let (head, context) = (self.executor.model.head(), self.context(task));
-        let x = head.classified(&context, self.head_input(task));
-        let rows = head.chunks(x.rows).nth(chunk.0).expect("a program's chunks are the head's");
-        (x, rows)
+    fn chunk(&self, task: &Task, chunk: Chunk) -> (Classified, std::ops::Range<usize>) {
+        let classified = self.executor.model.head().classified(&self.context(task), self.head_input(task));
+        (classified, self.chunk_rows(task, chunk))
     }
 
     fn head_input(&self, task: &Task) -> &Tensor {
@@ -499,8 +503,8 @@ impl<'a> Run<'a> {
     }
 
     fn logits(&mut self, task: &Task, chunk: Chunk) {
-        let (x, rows) = self.chunk(task, chunk);
-        let (head, context) = (self.executor.model.head(), self.context(task));
+        let (classified, rows) = self.chunk(task, chunk);
+        let (head, context, x) = (self.executor.model.head(), self.context(task), &classified.rows);
         let queue = context.queue;
         let found = self.findings.remove(&task.micro).unwrap_or_else(|| Findings {
             losses: queue.tensor(1, x.rows, DType::F32),
@@ -520,7 +524,7 @@ impl<'a> Run<'a> {
     }
 
     fn loss(&mut self, task: &Task, chunk: Chunk) {
-        let (x, rows) = self.chunk(task, chunk);
+        let (classified, rows) = self.chunk(task, chunk);
         let (head, gradient) = (self.executor.model.head(), task.value(ValueKind::NormalisedGradient));
         if task.writes.contains(&gradient) {
             let dnormalised = head.dnormalised(self.queue(), self.head_input(task));
@@ -530,12 +534,12 @@ impl<'a> Run<'a> {
         let context = self.context(task);
         let dlogits = head.dlogits(&context, &logits);
         self.write_losses(task, chunk, &logits, rows.clone(), Some(&dlogits));
-        let dx = head.classified(&context, &self.values.tensors(gradient)[0]).row_range(rows.clone());
-        head.backward(&context, self.executor.gradients, &x.row_range(rows), &dlogits, &dx);
+        let dnormalised = &self.values.tensors(gradient)[0];
+        head.backward(&context, self.executor.gradients, &classified, rows, &dlogits, dnormalised);
     }
 
     fn evaluate(&mut self, task: &Task, chunk: Chunk) {
-        let (_, rows) = self.chunk(task, chunk);
+        let rows = self.chunk_rows(task, chunk);
         let logits = &self.values.tensors(task.value(ValueKind::Logits(chunk)))[0];
         self.write_losses(task, chunk, logits, rows, None);
     }

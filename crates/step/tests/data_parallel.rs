@@ -31,7 +31,7 @@ fn ways() -> Vec<(usize, bool, Way)> {
 
 #[test]
 fn gradients_are_those_of_all_shares_for_every_mesh_stage_and_schedule() {
-    for case in ["llama3", "gemma3", "gpt2", "qwen3_moe"] {
+    for case in ["llama3", "gemma3", "gpt2", "qwen3_moe", "gpt_oss"] {
         let whole = on_one_rank(case, DType::F32);
         for (tp, split_sequence, way) in ways() {
             let cut = Cut { split_sequence, ..Cut::even(tp) };

@@ -76,7 +76,7 @@ fn losses_and_every_gradient_at_home_are_those_without_migration_for_every_sched
 #[test]
 fn groups_of_query_heads_norms_of_heads_and_uneven_homes_make_no_difference() {
     // Two groups of two query heads each.
-    for case in ["llama3", "qwen3", "qwen2", "qwen3_moe", "phi3"] {
+    for case in ["llama3", "qwen3", "qwen2", "qwen3_moe", "gpt_oss", "phi3"] {
         let (model, whole) = (case.model(), on_one_rank(case, DType::F32));
         for (index, (head_groups, sixteenths)) in
             [([0, 2], [4, 12]), ([2, 0], [16, 0]), ([1, 1], [9, 7])].into_iter().enumerate()

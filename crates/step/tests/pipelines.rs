@@ -65,7 +65,7 @@ fn held_by_any(ranks: &[Outcome]) -> Vec<bool> {
 
 #[test]
 fn every_order_computes_what_one_rank_does() {
-    for case in ["llama3", "gpt2", "gemma3", "olmo3", "qwen3_moe", "vit"] {
+    for case in ["llama3", "gpt2", "gemma3", "olmo3", "qwen3_moe", "gpt_oss", "vit"] {
         for count in [1, 2, 5] {
             let origin = Micros { case, count };
             let one = on_one_rank(&origin, DType::F32);

@@ -10,7 +10,7 @@ fn strategies() -> Vec<Strategy> {
         Dim::Heads => vec![2 * SHARES, SHARES],
         Dim::Columns => vec![64, 32],
         Dim::Classes => vec![100, 28],
-        Dim::PatchElements => vec![0, 0],
+        Dim::Inputs => vec![0, 0],
         Dim::Tokens => vec![3, 2],
     });
     let planned = Cut { uncut: [Part::Embedding, Part::Attention(3), Part::Head].into(), ..Cut::even(4) };

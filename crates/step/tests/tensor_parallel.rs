@@ -79,6 +79,42 @@ fn a_head_in_several_chunks_and_fewer_tokens_than_ranks_make_no_difference() {
     }
 }
 
+/// A golden mixture of experts whose balance is a part of the loss.
+struct Balanced(&'static str);
+
+impl Origin for Balanced {
+    fn model(&self) -> Model {
+        let mut config = golden(self.0).config().clone();
+        config["output_router_logits"] = true.into();
+        config["router_aux_loss_coef"] = 0.5.into();
+        Model::of_folder(&config, &golden(self.0)).unwrap()
+    }
+
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
+        self.0.parameters(shard, dtype, split, queue)
+    }
+
+    fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
+        assert_eq!(parts, 1, "the balance is that of whole micro-batches");
+        let balanced = |batch: Batch| batch.with_tallies(queue, &model.config, 0.5);
+        let micros = self.0.micros(model, 1, dtype, queue).into_iter();
+        micros.map(|parts| parts.into_iter().map(balanced).collect()).collect()
+    }
+}
+
+#[test]
+fn the_balance_among_experts_is_that_of_the_single_rank_for_every_cut() {
+    for case in ["mixtral", "qwen3_moe", "gpt_oss"] {
+        let whole = on_one_rank(&Balanced(case), DType::F32);
+        for (shards, cut) in
+            [2, 3].into_iter().flat_map(|shards| cuts(shards).into_iter().map(move |cut| (shards, cut)))
+        {
+            let ranks = on_ranks(&Balanced(case), &cut, DType::F32, Arrangement::of(NONE), &Options::default());
+            compare(&format!("{case} on {shards}, {cut:?}"), &whole, &ranks, TOLERANCE);
+        }
+    }
+}
+
 #[test]
 fn every_cut_drops_what_the_single_rank_drops() {
     for origin in dropping() {

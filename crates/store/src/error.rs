@@ -42,6 +42,8 @@ pub enum Defect {
     NotText { at: usize },
     #[error("is not JSON: {detail}")]
     NotJson { detail: String },
+    #[error("is not TOML: {detail}")]
+    NotToml { detail: String },
     #[error("has the JSON key `{key}` twice in one object")]
     DuplicateKey { key: String },
     #[error("has JSON of the wrong form: {detail}")]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::index::Index;
-use crate::{Defect, Digest, Error, RawTensor, SafeTensorsFile, json, limits, regular_file};
+use crate::{Defect, Digest, Error, RawTensor, SafeTensorsFile, read_config, regular_file};
 
 /// A model folder with its config read, its weights mapped and everything checked.
 #[derive(Debug)]
@@ -31,9 +31,9 @@ impl Folder {
     pub fn open(path: impl AsRef<Path>) -> Result<Folder, Error> {
         let path = path.as_ref();
         check_is_folder(path).map_err(|defect| defect.of(path))?;
-        let config: Map<String, Value> = json::read(&path.join("config.json"), limits::CONFIG_BYTES)?;
+        let config = read_config(path.join("config.json"))?;
         let (files, places) = open_weights(path)?;
-        Ok(Folder { path: path.to_owned(), config: Value::Object(config), files, places })
+        Ok(Folder { path: path.to_owned(), config, files, places })
     }
 
     /// Whether a folder has files of weights, whatever is in them.
@@ -46,7 +46,7 @@ impl Folder {
         &self.path
     }
 
-    /// `config.json`, always an object.
+    /// `config.json`, always an object, with the description of its architecture if one lies beside it.
     pub fn config(&self) -> &Value {
         &self.config
     }

@@ -12,6 +12,7 @@
 #![deny(missing_docs)]
 
 pub mod checkpoint;
+mod config;
 mod convert;
 mod dataset;
 mod digest;
@@ -30,6 +31,7 @@ mod tensor;
 mod text_file;
 mod write;
 
+pub use config::{DESCRIPTION, read_config};
 pub use convert::Element;
 pub use dataset::{Format, Record, RecordOrigin, RecordPlace, Source, SourceSpec, is_json_list};
 pub use digest::Digest;

@@ -96,7 +96,8 @@ fn golden_folders_written_by_transformers_open() {
             }
             let mut values = vec![f32::NAN; tensor.element_count()];
             tensor.read(0..values.len(), &mut values).unwrap();
-            assert!(values.iter().all(|value| value.is_finite()), "{name} of {case:?}");
+            // Bounds of towers for sounds may be infinite.
+            assert!(!values.iter().any(|value| value.is_nan()), "{name} of {case:?}");
         }
         opened += 1;
     }

@@ -31,8 +31,10 @@ fn a_large_tensor_is_written_without_holding_it() {
     let entries = [TensorEntry { name: "a".to_owned(), dtype: FileDtype::BF16, shape: vec![ROWS, row.len()] }];
     let peak = peak_bytes(|| {
         let folder = NewFolder::create(parent.path().join("model")).unwrap();
-        save_model(&folder, &entries, &BTreeMap::new(), SHARD_BYTES, |_, emit| (0..ROWS).try_for_each(|_| emit(&row)))
-            .unwrap();
+        save_model(&folder, &entries, &[], &BTreeMap::new(), SHARD_BYTES, |_, emit| {
+            (0..ROWS).try_for_each(|_| emit(&row))
+        })
+        .unwrap();
     });
     assert!(peak < 2 << 20, "{peak} bytes for a tensor of 32 MiB");
 }

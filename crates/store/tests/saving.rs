@@ -164,7 +164,7 @@ fn save(entries: &[TensorEntry], shard_bytes: u64) -> (TempDir, std::path::PathB
     let path = parent.path().join("model");
     let folder = NewFolder::create(&path).unwrap();
     folder.write("config.json", b"{}").unwrap();
-    save_model(&folder, entries, &metadata(), shard_bytes, |name, emit| {
+    save_model(&folder, entries, &[], &metadata(), shard_bytes, |name, emit| {
         let entry = entries.iter().find(|entry| entry.name == name).unwrap();
         values(entry).chunks(5).try_for_each(emit)
     })
@@ -246,7 +246,7 @@ fn a_save_that_fails_leaves_nothing_under_the_name() {
     let entries = ["a", "b", "c"].map(|name| entry(name, FileDtype::F32, &[4]));
     let save = |entries: &[TensorEntry], shard_bytes, fail_at: &str| {
         let folder = NewFolder::create(&path).unwrap();
-        save_model(&folder, entries, &metadata(), shard_bytes, |name, emit| {
+        save_model(&folder, entries, &[], &metadata(), shard_bytes, |name, emit| {
             emit(&[1.0; 2])?;
             if name != fail_at { emit(&[1.0; 2]) } else { Ok::<(), Error>(()) }
         })

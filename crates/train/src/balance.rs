@@ -230,6 +230,7 @@ pub fn may_migrate(model: &Model, cut: &Cut, zero: ZeroStage) -> bool {
         && cut.uncut.is_empty()
         && model.config.whole_parts(cut.weights.len()).is_empty()
         && model.config.kv_heads >= cut.weights.len()
+        && !model.config.hands_values_on()
 }
 
 fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) -> Rules {
@@ -243,7 +244,7 @@ fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) ->
         Dim::Heads => (is_cut(Part::Attention) && model.config.kv_heads >= shards).then_some(SHARES),
         Dim::Columns => is_cut(Part::Mlp).then(|| grain(model.config.ffn / shards)),
         Dim::Classes => classes_are_cut.then(|| grain(model.config.classes / shards)),
-        Dim::PatchElements => None,
+        Dim::Inputs => None,
         Dim::Tokens => cut.split_sequence.then_some(1),
     });
     Rules {
@@ -265,7 +266,8 @@ fn elements(model: &Model, dim: Dim) -> f64 {
     let of_dim = |users: &[usize]| match users {
         [unit] => match model.unit(*unit).kind {
             UnitKind::Attention(_) => dim == Dim::Heads,
-            UnitKind::Mlp(_) | UnitKind::Layer(_) => dim == Dim::Columns,
+            UnitKind::Mlp(_) | UnitKind::TokenInput(_) | UnitKind::Layer(_) => dim == Dim::Columns,
+            UnitKind::Embedding if model.config.input.is_classified() => dim == Dim::Inputs,
             UnitKind::Embedding | UnitKind::Head => dim == Dim::Classes,
         },
         _ => dim == Dim::Classes,
@@ -276,7 +278,7 @@ fn elements(model: &Model, dim: Dim) -> f64 {
         Dim::Heads => SHARES * model.config.kv_heads,
         Dim::Columns => model.config.ffn,
         Dim::Classes => model.config.classes,
-        Dim::PatchElements | Dim::Tokens => return 0.0,
+        Dim::Inputs | Dim::Tokens => return 0.0,
     };
     elements as f64 / width as f64
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use evenkeel_model::{ADAPTER_WEIGHTS, ParamId, ParamSpec};
-use evenkeel_store::{FileDtype, NewFolder, SHARD_BYTES, TensorEntry, save_model, save_tensors};
+use evenkeel_store::{FileDtype, NewFolder, RawTensor, SHARD_BYTES, TensorEntry, save_model, save_tensors};
 
 use crate::Error;
 use crate::checkpoint::write_pieces;
@@ -17,13 +17,20 @@ pub fn save_adapter(
     dtype: FileDtype,
     read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, Error>,
 ) -> Result<(), Error> {
-    let entry =
-        |(name, id): &(String, ParamId)| TensorEntry { name: name.clone(), dtype, shape: specs[id.0].shape.clone() };
+    let entry = |(name, id): &(String, ParamId)| TensorEntry {
+        name: name.clone(),
+        dtype,
+        shape: specs[id.0].shape_in_adapter_file(),
+    };
     let entries: Vec<TensorEntry> = names.iter().map(entry).collect();
     let places: BTreeMap<&str, ParamId> = names.iter().map(|(name, id)| (name.as_str(), *id)).collect();
     save_tensors(folder, ADAPTER_WEIGHTS, &entries, &of_pytorch(), |name, put| {
         let id = places[name];
-        write_pieces(&specs[id.0], 0..specs[id.0].whole[0], |rows| read_rows(id, rows), put)
+        let rows = 0..specs[id.0].whole[0];
+        if specs[id.0].expert_factor.is_some() {
+            return Ok(put(&specs[id.0].in_adapter_file(read_rows(id, rows)?))?);
+        }
+        write_pieces(&specs[id.0], rows, |rows| read_rows(id, rows), put)
     })
 }
 
@@ -32,11 +39,13 @@ fn of_pytorch() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
-/// Writes the weights, rounded to `dtype`, as transformers names and shards them. `read_rows` returns rows of whole parameters.
+/// Writes the weights, rounded to `dtype`, as transformers names and shards them, and the tensors that are carried over. `read_rows`
+/// returns rows of whole parameters.
 pub fn save_weights(
     folder: &NewFolder,
     specs: &[ParamSpec],
     dtype: FileDtype,
+    carried: &[RawTensor],
     read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, Error>,
 ) -> Result<(), Error> {
     let mut entries = Vec::new();
@@ -47,7 +56,7 @@ pub fn save_weights(
             entries.push(TensorEntry { name: tensor.name, dtype, shape: tensor.shape });
         }
     }
-    save_model(folder, &entries, &of_pytorch(), SHARD_BYTES, |name, put| {
+    save_model(folder, &entries, carried, &of_pytorch(), SHARD_BYTES, |name, put| {
         let (id, rows) = &places[name];
         write_pieces(&specs[id.0], rows.clone(), |rows| read_rows(*id, rows), put)
     })

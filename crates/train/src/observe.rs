@@ -57,7 +57,7 @@ fn class(model: &Model, work: Work, unit: UnitIdx) -> Class {
     }
     match model.unit(unit.0).kind {
         UnitKind::Attention(_) => Class::Attention,
-        UnitKind::Mlp(_) => Class::Mlp,
+        UnitKind::Mlp(_) | UnitKind::TokenInput(_) => Class::Mlp,
         UnitKind::Layer(_) => Class::Layer,
         UnitKind::Embedding | UnitKind::Head => Class::Head,
     }

@@ -17,17 +17,25 @@ const _: () = assert!(evenkeel_data::IGNORE == IGNORE);
 pub enum Samples {
     /// Sequences one after another, cut in documents.
     Tokens { ids: Vec<u32>, labels: Vec<u32>, segment_lengths: Vec<usize> },
+    /// Texts one after another, with a label each.
+    Texts { ids: Vec<u32>, types: Vec<u32>, labels: Vec<u32>, segment_lengths: Vec<usize> },
     /// Pictures in [image, channel, y, x] order.
     Images { pixels: Vec<f32>, labels: Vec<u32> },
 }
 
 impl Samples {
-    /// `count` samples of the size that a model reads, for dry runs: sequences of `sequence` tokens, or images.
+    /// `count` samples of the size that a model reads, for dry runs: sequences or texts of `sequence` tokens, or images.
     pub fn blank(input: Input, count: usize, sequence: usize) -> Samples {
         match input {
             Input::Tokens { .. } => Samples::Tokens {
                 ids: vec![0; count * sequence],
                 labels: vec![0; count * sequence],
+                segment_lengths: vec![sequence; count],
+            },
+            Input::Texts { .. } => Samples::Texts {
+                ids: vec![0; count * sequence],
+                types: vec![0; count * sequence],
+                labels: vec![0; count],
                 segment_lengths: vec![sequence; count],
             },
             Input::Images { size, channels, .. } => {
@@ -36,15 +44,16 @@ impl Samples {
         }
     }
 
-    /// Samples of the same size with random tokens, each to be predicted from those before it; blank images. The same for the same
-    /// seed.
+    /// Samples of the same size with random tokens, each to be predicted from those before it; texts of such, all with the first
+    /// label; blank images. The same for the same seed.
     pub fn random(input: Input, classes: usize, count: usize, sequence: usize, seed: u64) -> Samples {
         let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + seed);
+        let vocabulary = if let Input::Texts { vocabulary, .. } = input { vocabulary } else { classes };
         let mut token = || {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            ((state >> 33) % classes as u64) as u32
+            ((state >> 33) % vocabulary as u64) as u32
         };
         match Samples::blank(input, count, sequence) {
             Samples::Tokens { segment_lengths, .. } => {
@@ -54,6 +63,10 @@ impl Samples {
                 let labels = (0..ids.len()).map(label).collect();
                 Samples::Tokens { ids, labels, segment_lengths }
             }
+            Samples::Texts { types, labels, segment_lengths, .. } => {
+                let ids = (0..count * sequence).map(|_| token()).collect();
+                Samples::Texts { ids, types, labels, segment_lengths }
+            }
             images => images,
         }
     }
@@ -62,6 +75,9 @@ impl Samples {
     pub fn bytes(&self) -> u64 {
         let numbers = match self {
             Samples::Tokens { ids, labels, segment_lengths } => ids.len() + labels.len() + 2 * segment_lengths.len(),
+            Samples::Texts { ids, types, labels, segment_lengths } => {
+                ids.len() + types.len() + labels.len() + 2 * segment_lengths.len()
+            }
             Samples::Images { pixels, labels } => pixels.len() + labels.len(),
         };
         4 * numbers as u64
@@ -74,20 +90,21 @@ impl Samples {
 
     /// All contents, behind the lengths of all lists.
     fn numbers(&self) -> impl Iterator<Item = u32> {
-        let (ids, pixels, lengths): (&[u32], &[f32], &[usize]) = match self {
-            Samples::Tokens { ids, segment_lengths, .. } => (ids, &[], segment_lengths),
-            Samples::Images { pixels, .. } => (&[], pixels, &[]),
+        let (ids, types, pixels, lengths): (&[u32], &[u32], &[f32], &[usize]) = match self {
+            Samples::Tokens { ids, segment_lengths, .. } => (ids, &[], &[], segment_lengths),
+            Samples::Texts { ids, types, segment_lengths, .. } => (ids, types, &[], segment_lengths),
+            Samples::Images { pixels, .. } => (&[], &[], pixels, &[]),
         };
         let labels = self.labels();
-        let counts = [ids.len(), pixels.len(), lengths.len(), labels.len()];
+        let counts = [ids.len() + types.len(), pixels.len(), lengths.len(), labels.len()];
         let counts = counts.into_iter().chain(lengths.iter().copied()).map(|count| count as u32);
-        let values = ids.iter().copied().chain(pixels.iter().map(|pixel| pixel.to_bits()));
+        let values = ids.iter().chain(types).copied().chain(pixels.iter().map(|pixel| pixel.to_bits()));
         counts.chain(values).chain(labels.iter().copied())
     }
 
     pub fn labels(&self) -> &[u32] {
         match self {
-            Samples::Tokens { labels, .. } | Samples::Images { labels, .. } => labels,
+            Samples::Tokens { labels, .. } | Samples::Texts { labels, .. } | Samples::Images { labels, .. } => labels,
         }
     }
 
@@ -97,19 +114,22 @@ impl Samples {
             (Samples::Images { labels, .. }, Input::Images { size, patch, .. }) => {
                 labels.len() * Input::tokens_per_image(size, patch)
             }
+            (Samples::Texts { ids, .. }, _) => ids.len(),
             _ => self.labels().len(),
         }
     }
 
-    /// The most parts that they can be cut in: nothing is cut inside a document or an image.
+    /// The most parts that they can be cut in: nothing is cut inside a document, a text or an image.
     pub fn most_parts(&self) -> usize {
         match self {
-            Samples::Tokens { segment_lengths, .. } => segment_lengths.len().max(1),
+            Samples::Tokens { segment_lengths, .. } | Samples::Texts { segment_lengths, .. } => {
+                segment_lengths.len().max(1)
+            }
             Samples::Images { labels, .. } => labels.len().max(1),
         }
     }
 
-    /// The same samples in `count` parts of about the same size, or in as many as there are documents or images.
+    /// The same samples in `count` parts of about the same size, or in as many as there are documents, texts or images.
     pub(crate) fn parts(&self, count: usize) -> Vec<Samples> {
         match self {
             Samples::Tokens { ids, labels, segment_lengths } => {
@@ -121,6 +141,21 @@ impl Samples {
                     Samples::Tokens {
                         ids: ids[tokens.clone()].to_vec(),
                         labels: labels[tokens].to_vec(),
+                        segment_lengths,
+                    }
+                };
+                divide(segment_lengths, count).into_iter().map(part).collect()
+            }
+            Samples::Texts { ids, types, labels, segment_lengths } => {
+                let mut start = 0;
+                let part = |texts: Range<usize>| {
+                    let segment_lengths = segment_lengths[texts.clone()].to_vec();
+                    let tokens = start..start + segment_lengths.iter().sum::<usize>();
+                    start = tokens.end;
+                    Samples::Texts {
+                        ids: ids[tokens.clone()].to_vec(),
+                        types: types[tokens].to_vec(),
+                        labels: labels[texts].to_vec(),
                         segment_lengths,
                     }
                 };
@@ -139,14 +174,18 @@ impl Samples {
 
     /// The sizes of these samples in `count` parts.
     pub fn part_sizes(&self, model: &Model, count: usize) -> Vec<PartSize> {
-        let per_label = self.tokens(model.config.input).checked_div(self.labels().len()).unwrap_or(0);
-        let lengths = match self {
-            Samples::Tokens { segment_lengths, .. } => segment_lengths.clone(),
-            Samples::Images { labels, .. } => vec![1; labels.len()],
+        let (lengths, each) = match (self, model.config.input) {
+            (Samples::Tokens { segment_lengths, .. } | Samples::Texts { segment_lengths, .. }, _) => {
+                (segment_lengths.clone(), 1)
+            }
+            (Samples::Images { labels, .. }, Input::Images { size, patch, .. }) => {
+                (vec![1; labels.len()], Input::tokens_per_image(size, patch))
+            }
+            (Samples::Images { labels, .. }, _) => (vec![1; labels.len()], 1),
         };
         let size = |part: Range<usize>| {
-            let rows = lengths[part].iter().sum();
-            PartSize::new(model, rows * per_label, rows)
+            let (tokens, samples) = (each * lengths[part.clone()].iter().sum::<usize>(), part.len());
+            PartSize::new(model, tokens, if model.config.input.is_classified() { samples } else { tokens })
         };
         divide(&lengths, count).into_iter().map(size).collect()
     }
@@ -160,7 +199,9 @@ impl Samples {
     pub(crate) fn without_labels(&self) -> Samples {
         let mut samples = self.clone();
         match &mut samples {
-            Samples::Tokens { labels, .. } | Samples::Images { labels, .. } => labels.fill(IGNORE),
+            Samples::Tokens { labels, .. } | Samples::Texts { labels, .. } | Samples::Images { labels, .. } => {
+                labels.fill(IGNORE)
+            }
         }
         samples
     }
@@ -168,12 +209,10 @@ impl Samples {
     pub(crate) fn batch(&self, model: &Model, dtype: DType, queue: &Queue) -> Batch {
         match self {
             Samples::Tokens { ids, labels, segment_lengths } => {
-                let ends = segment_lengths.iter().scan(0, |end, length| {
-                    *end += length;
-                    Some(*end)
-                });
-                let offsets = std::iter::once(0).chain(ends).collect();
-                Batch::tokens(queue, ids, labels, Segments::new(offsets))
+                Batch::tokens(queue, ids, labels, segments(segment_lengths))
+            }
+            Samples::Texts { ids, types, labels, segment_lengths } => {
+                Batch::texts(queue, ids, types, labels, segments(segment_lengths))
             }
             Samples::Images { pixels, labels } => {
                 let images = Images { pixels, count: labels.len() };
@@ -181,6 +220,14 @@ impl Samples {
             }
         }
     }
+}
+
+fn segments(lengths: &[usize]) -> Segments {
+    let ends = lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    Segments::new(std::iter::once(0).chain(ends).collect())
 }
 
 /// Cuts a list into at most `count` ranges, none empty, whose sums are about equal.

@@ -17,7 +17,10 @@ use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{Counts, Device, Queue, Tensor};
 use evenkeel_model::pass::{self, Findings};
-use evenkeel_model::{Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch};
+use evenkeel_model::{
+    Batch, ExpertLoad, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch,
+    Tallies,
+};
 use evenkeel_plan::Counted;
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
@@ -73,6 +76,10 @@ pub struct Step {
 pub struct StepOutcome {
     /// Mean over the labels of all micro-batches.
     pub loss: f64,
+    /// The loss of balance among experts, if training has one: the mean over micro-batches, without its coefficient.
+    pub balance_loss: Option<f64>,
+    /// The mean over micro-batches and layers, if there are experts.
+    pub expert_load: Option<ExpertLoad>,
     /// Norm of the gradients' mean, before clipping.
     pub grad_norm: f64,
     /// Tokens, or patches of images.
@@ -298,6 +305,8 @@ impl Trainer {
         let queue = self.device.compute();
         let loss_sum: f64 = found.iter().map(|found| queue.read_sum(&found.losses)).sum();
         let loss = self.sum_over_ranks(loss_sum) / targets.max(1) as f64;
+        let balance_loss = self.balance_loss(batches);
+        let expert_load = self.expert_load(batches);
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
             self.updates += 1;
@@ -308,7 +317,28 @@ impl Trainer {
         if let Some(pruner) = &mut self.pruner {
             pruner.end_step(updated);
         }
-        StepOutcome { loss, grad_norm, tokens, parts, updated }
+        StepOutcome { loss, balance_loss, expert_load, grad_norm, tokens, parts, updated }
+    }
+
+    /// The loss of balance among experts over all replicas, if there is one.
+    fn balance_loss(&self, batches: &[Vec<Batch>]) -> Option<f64> {
+        if !self.model.config.has_balance_loss() {
+            return None;
+        }
+        let of_batch = |batch: &Batch| Some(batch.tallies.as_ref()?.loss(self.device.compute()));
+        Some(self.sum_over_ranks(batches.iter().flatten().filter_map(of_batch).sum()))
+    }
+
+    fn expert_load(&self, batches: &[Vec<Batch>]) -> Option<ExpertLoad> {
+        self.model.config.experts?;
+        let of_batch = |tallies: &Tallies| tallies.loads(self.device.compute(), self.model.expert_layers());
+        let tallies = batches.iter().flatten().filter_map(|batch| batch.tallies.as_ref());
+        let [mut largest, mut idle, mut count] = [0.0; 3];
+        for load in tallies.flat_map(of_batch) {
+            (largest, idle, count) = (largest + load.largest, idle + load.idle, count + 1.0);
+        }
+        let [largest, idle, count] = [largest, idle, count].map(|sum| self.sum_over_ranks(sum));
+        (count > 0.0).then(|| ExpertLoad { largest: largest / count, idle: idle / count })
     }
 
     /// Seconds per byte sent to the next rank while all ranks send.

@@ -46,6 +46,15 @@ fn ten_steps_follow_pytorch() {
                     let segment_lengths = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
                     Samples::Tokens { ids: of_step(indices(&expected, "input_ids")), labels, segment_lengths }
                 }
+                Input::Texts { .. } => {
+                    let offsets = indices(&expected, "segments");
+                    let segment_lengths: Vec<usize> =
+                        offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
+                    let tokens: usize = segment_lengths.iter().sum();
+                    let [ids, types] = ["input_ids", "token_type_ids"]
+                        .map(|name| indices(&expected, name)[step * tokens..][..tokens].to_vec());
+                    Samples::Texts { ids, types, labels, segment_lengths }
+                }
                 Input::Images { .. } => {
                     let pixels = floats(&expected, "pixel_values");
                     let pixels = pixels[step * pixels.len() / STEPS..][..pixels.len() / STEPS].to_vec();

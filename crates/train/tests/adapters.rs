@@ -70,6 +70,15 @@ fn ten_steps_follow_peft() {
                     let segment_lengths = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
                     Samples::Tokens { ids: of_step(&indices(batches, "input_ids")), labels, segment_lengths }
                 }
+                Input::Texts { .. } => {
+                    let offsets = indices(batches, "segments");
+                    let segment_lengths: Vec<usize> =
+                        offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
+                    let tokens: usize = segment_lengths.iter().sum();
+                    let [ids, types] = ["input_ids", "token_type_ids"]
+                        .map(|name| indices(batches, name)[step * tokens..][..tokens].to_vec());
+                    Samples::Texts { ids, types, labels, segment_lengths }
+                }
                 Input::Images { .. } => {
                     let pixels = floats(batches, "pixel_values");
                     let pixels = pixels[step * pixels.len() / STEPS..][..pixels.len() / STEPS].to_vec();
@@ -91,7 +100,8 @@ fn ten_steps_follow_peft() {
                 continue;
             }
             let theirs = floats(&expected, &format!("after.{}", model.peft_name(spec)));
-            let (error, moved) = (distance(&ours, &theirs), distance(start, &theirs));
+            let [ours, start] = [ours, start.clone()].map(|values| spec.in_adapter_file(values));
+            let (error, moved) = (distance(&ours, &theirs), distance(&start, &theirs));
             assert!(
                 moved > 0.0 && error <= MOVEMENT_TOLERANCE * moved,
                 "{case}: {} off by {error} of {moved}",
@@ -268,6 +278,38 @@ fn ranks_that_compute_for_one_another_train_the_same_dora() {
     several.migrate(None).unwrap();
     train(&several, 3..4);
     compare_states("migrated", &several, &alone, 1e-5);
+}
+
+#[test]
+fn every_mesh_trains_the_same_adapters_of_experts_and_resumes_them() {
+    let config = serde_json::json!({
+        "model_type": "qwen3_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "norm_topk_prob": true, "tie_word_embeddings": true,
+    });
+    let parameters = ["experts.gate_up_proj", "experts.down_proj"].map(str::to_owned).to_vec();
+    let adapter = AdapterConfig { rank: 3, parameters, ..AdapterConfig::default() };
+    let model = Model::from_json(&config).unwrap().adapted(adapter).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let alone = ranks_of(&model, &spread(1, 1, 0), DType::F32);
+    let base = weights(&alone, false);
+    train(&alone, 0..2);
+    checkpoint::save(&path, &alone, &Progress { step: 2, ..Progress::default() }, serde_json::Value::Null).unwrap();
+    train(&alone, 2..4);
+    for (dp, tp, zero) in [(1, 2, 0), (1, 3, 0), (2, 1, 1), (2, 2, 2), (2, 2, 3)] {
+        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}");
+        let several = ranks_of(&model, &spread(dp, tp, zero), DType::F32);
+        train(&several, 0..4);
+        assert!(weights(&several, false) == base, "{what}: the base has changed");
+        compare_states(&what, &several, &alone, 1e-5);
+        let resumed = ranks_of(&model, &spread(dp, tp, zero), DType::F32);
+        checkpoint::load(&path, &resumed).unwrap();
+        let uneven: Vec<f64> = (0..tp).map(|shard| 1.0 + shard as f64 % 2.0).collect();
+        resumed.reshard(Cut { split_sequence: tp > 1, ..Cut::weighted(uneven) }).unwrap();
+        train(&resumed, 2..4);
+        compare_states(&format!("resumed on {what}"), &resumed, &alone, 1e-5);
+    }
 }
 
 #[test]

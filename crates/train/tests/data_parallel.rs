@@ -5,7 +5,8 @@ mod support;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, GRAIN, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES};
-use evenkeel_train::{OptimizerOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
+use evenkeel_step::{Pipeline, PipelineOrder};
+use evenkeel_train::{OptimizerOptions, Progress, Ranks, Samples, StepOutcome, TrainerOptions, checkpoint, costs};
 use support::{Strategy, compare_curves, spread, start_on, state, uneven_micros as micros};
 
 const MICROS: usize = 4;
@@ -93,6 +94,59 @@ fn micro_batches_that_do_not_come_out_even_are_all_learnt_from() {
             compare_curves("loss and norm", &[loss, norm], &[expected_loss, expected_norm], [0.0, 1e-5]);
             assert_eq!(tokens, expected_tokens);
         }
+    }
+}
+
+fn mixtral() -> serde_json::Value {
+    serde_json::json!({
+        "model_type": "mixtral", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "initializer_range": 0.3,
+    })
+}
+
+/// The outcomes of some steps of a random model.
+fn outcomes(model: &Model, topology: &Strategy) -> [StepOutcome; 3] {
+    let ranks = start_on(model, topology, options(), |shard, split, queue| {
+        Parameters::random(shard, DType::F32, split, 7, queue)
+    });
+    [3, 1, 4].map(|count| ranks.step(micros(0, count), 1e-3).unwrap())
+}
+
+#[test]
+fn the_load_of_experts_is_that_of_all_ranks() {
+    let model = Model::from_json(&mixtral()).unwrap();
+    let loads = |topology: Strategy| {
+        outcomes(&model, &topology).map(|outcome| outcome.expert_load.map(|load| [load.largest, load.idle]).unwrap())
+    };
+    let single = loads(spread(1, 1, 0));
+    assert!(single.iter().all(|[largest, idle]| (1.0..=2.0).contains(largest) && *idle < 0.25), "{single:?}");
+    let staged = spread(1, 1, 0).in_stages(2, Pipeline { cuts: vec![3], order: PipelineOrder::OneForwardOneBackward });
+    for topology in [spread(2, 1, 0), spread(1, 2, 0), staged] {
+        compare_curves(&format!("{:?}", topology.mesh()), &loads(topology).concat(), &single.concat(), [0.0, 1e-6]);
+    }
+}
+
+/// Also with replicas that have no micro-batch of their own.
+#[test]
+fn the_balance_among_experts_is_that_of_all_micro_batches() {
+    let mut config = mixtral();
+    config["output_router_logits"] = true.into();
+    config["router_aux_loss_coef"] = 0.5.into();
+    let model = Model::from_json(&config).unwrap();
+    let steps = |topology: Strategy, arrangement| {
+        let outcomes = outcomes(&model, &topology.arranged(arrangement));
+        outcomes.map(|outcome| [outcome.loss, outcome.balance_loss.unwrap(), outcome.grad_norm]).concat()
+    };
+    let single = steps(spread(1, 1, 0), Arrangement::default());
+    assert!(single.chunks(3).all(|step| step[1] > 2.0), "each token goes to two: {single:?}");
+    for (topology, arrangement) in [
+        (spread(2, 1, 0), Arrangement::default()),
+        (spread(4, 1, 2), Arrangement::of(OASES).in_parts(2)),
+        (spread(2, 2, 3), Arrangement::of(CROSS_PASS).in_parts(2).ahead()),
+    ] {
+        let what = format!("{:?}, {arrangement:?}", topology.mesh());
+        compare_curves(&what, &steps(topology, arrangement), &single, [0.0, 1e-5]);
     }
 }
 

@@ -46,7 +46,7 @@ fn a_saved_model_has_the_logits_that_transformers_finds_in_it_and_is_saved_again
     let path = temporary.path().join("again");
     let new = NewFolder::create(&path).unwrap();
     let read = |id, rows| Ok(queue.read(&parameters.master(id).row_range(rows)));
-    save_weights(&new, &model.specs, FileDtype::F32, read).unwrap();
+    save_weights(&new, &model.specs, FileDtype::F32, &[], read).unwrap();
     new.commit(false).unwrap();
     let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
     assert!(bytes(&golden) == bytes(&path), "the weights are written as they were read");
@@ -70,13 +70,13 @@ fn load(folder: &Folder, queue: &Queue) -> (Model, Parameters) {
     (model, parameters)
 }
 
-/// The folder that a model is saved in, with the config.json of `original`.
-fn saved(model: &Model, parameters: &Parameters, queue: &Queue, original: &Path, path: &Path) -> Folder {
+/// The folder that a model is saved in, with the config.json of `original` and what a model carries over from there.
+fn saved(model: &Model, parameters: &Parameters, queue: &Queue, original: &Folder, path: &Path) -> Folder {
     let new = NewFolder::create(path).unwrap();
     let read = |id, rows| Ok(queue.read(&parameters.master(id).row_range(rows)));
-    save_weights(&new, &model.specs, FileDtype::F32, read).unwrap();
+    save_weights(&new, &model.specs, FileDtype::F32, &model.carried(original), read).unwrap();
     new.commit(false).unwrap();
-    std::fs::copy(original.join("config.json"), path.join("config.json")).unwrap();
+    std::fs::copy(original.path().join("config.json"), path.join("config.json")).unwrap();
     Folder::open(path).unwrap()
 }
 
@@ -85,11 +85,41 @@ fn every_architecture_is_written_with_the_names_shapes_and_numbers_that_transfor
     let (device, temporary) = (support::device(2), tempfile::tempdir().unwrap());
     let queue = device.compute();
     for case in CASES {
-        let golden = support::golden(case);
-        let folder = Folder::open(&golden).unwrap();
+        let folder = Folder::open(support::golden(case)).unwrap();
         let (model, parameters) = load(&folder, queue);
-        let again = saved(&model, &parameters, queue, &golden, &temporary.path().join(case));
+        let again = saved(&model, &parameters, queue, &folder, &temporary.path().join(case));
         assert!(tensors(&again) == tensors(&folder), "{case}");
+    }
+}
+
+/// As transformers expands them, under the names that it gives them.
+#[test]
+fn experts_in_mxfp4_are_written_as_bf16() {
+    let (device, temporary) = (support::device(2), tempfile::tempdir().unwrap());
+    let queue = device.compute();
+    let golden = support::golden("gpt_oss_mxfp4");
+    let folder = Folder::open(&golden).unwrap();
+    let (model, parameters) = load(&folder, queue);
+    let path = temporary.path().join("plain");
+    let new = NewFolder::create(&path).unwrap();
+    let read = |id, rows| Ok(queue.read(&parameters.master(id).row_range(rows)));
+    save_weights(&new, &model.specs, FileDtype::BF16, &model.carried(&folder), read).unwrap();
+    new.commit(false).unwrap();
+    let mut config = folder.config().clone();
+    config.as_object_mut().unwrap().remove("quantization_config");
+    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
+
+    let again = Folder::open(&path).unwrap();
+    let expanded = SafeTensorsFile::open(golden.join("golden.safetensors")).unwrap();
+    for name in again.names() {
+        let tensor = again.tensor(name).unwrap();
+        assert_eq!(tensor.dtype(), FileDtype::BF16, "{name}");
+        let expected = folder.tensor(name).or_else(|| expanded.tensor(name)).unwrap();
+        assert!((tensor.shape(), tensor.bytes()) == (expected.shape(), expected.bytes()), "{name}");
+    }
+    let (_, same) = load(&again, queue);
+    for id in parameters.ids() {
+        assert!(queue.read(&parameters.master(id)) == queue.read(&same.master(id)), "{}", model.specs[id.0].name);
     }
 }
 
@@ -116,7 +146,7 @@ fn experts_in_one_tensor_are_the_same_as_in_a_tensor_each_and_are_written_as_the
         shape: shape.clone(),
     };
     let entries: Vec<TensorEntry> = stacked.iter().map(entry).collect();
-    save_model(&new, &entries, &BTreeMap::new(), u64::MAX, |name, put| -> Result<(), evenkeel_store::Error> {
+    save_model(&new, &entries, &[], &BTreeMap::new(), u64::MAX, |name, put| -> Result<(), evenkeel_store::Error> {
         put(&stacked[name].1)
     })
     .unwrap();
@@ -128,6 +158,6 @@ fn experts_in_one_tensor_are_the_same_as_in_a_tensor_each_and_are_written_as_the
     for id in parameters.ids() {
         assert!(queue.read(&parameters.master(id)) == queue.read(&same.master(id)), "{}", model.specs[id.0].name);
     }
-    let again = saved(&of_stacked, &same, queue, &golden, &temporary.path().join("again"));
+    let again = saved(&of_stacked, &same, queue, &apart, &temporary.path().join("again"));
     assert!(tensors(&again) == stacked);
 }

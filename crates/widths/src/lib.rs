@@ -12,16 +12,17 @@ pub enum Dim {
     Heads,
     /// Columns of the FFN.
     Columns,
-    /// Classes of embedding and head.
+    /// Classes of the head, and of the embedding if it has the same.
     Classes,
-    /// Elements of an image's patches. No balancer moves them.
-    PatchElements,
+    /// What the embedding of a classifier divides: elements of an image's patches, or the vocabulary of texts. No balancer moves
+    /// them.
+    Inputs,
     /// Rows of the stream, where it is split by tokens, as shares of all there are.
     Tokens,
 }
 
 impl Dim {
-    pub const ALL: [Dim; 5] = [Dim::Heads, Dim::Columns, Dim::Classes, Dim::PatchElements, Dim::Tokens];
+    pub const ALL: [Dim; 5] = [Dim::Heads, Dim::Columns, Dim::Classes, Dim::Inputs, Dim::Tokens];
 }
 
 /// The parts that a group of heads counts as.
@@ -84,21 +85,22 @@ struct Names {
     head_shares: Vec<usize>,
     ffn: Vec<usize>,
     classes: Vec<usize>,
-    patch_elements: Vec<usize>,
+    #[serde(alias = "patch_elements")]
+    inputs: Vec<usize>,
     tokens: Vec<usize>,
 }
 
 impl From<Names> for Widths {
     fn from(names: Names) -> Widths {
-        let Names { head_shares, ffn, classes, patch_elements, tokens } = names;
-        Widths { by_dim: [head_shares, ffn, classes, patch_elements, tokens] }
+        let Names { head_shares, ffn, classes, inputs, tokens } = names;
+        Widths { by_dim: [head_shares, ffn, classes, inputs, tokens] }
     }
 }
 
 impl From<Widths> for Names {
     fn from(widths: Widths) -> Names {
-        let [head_shares, ffn, classes, patch_elements, tokens] = widths.by_dim;
-        Names { head_shares, ffn, classes, patch_elements, tokens }
+        let [head_shares, ffn, classes, inputs, tokens] = widths.by_dim;
+        Names { head_shares, ffn, classes, inputs, tokens }
     }
 }
 
@@ -110,10 +112,7 @@ mod tests {
     fn widths_go_through_json_by_the_names_that_files_have() {
         let widths = Widths::new(|dim| vec![dim as usize, 10]);
         let json = serde_json::to_string(&widths).unwrap();
-        assert_eq!(
-            json,
-            r#"{"head_shares":[0,10],"ffn":[1,10],"classes":[2,10],"patch_elements":[3,10],"tokens":[4,10]}"#
-        );
+        assert_eq!(json, r#"{"head_shares":[0,10],"ffn":[1,10],"classes":[2,10],"inputs":[3,10],"tokens":[4,10]}"#);
         assert_eq!(serde_json::from_str::<Widths>(&json).unwrap(), widths);
         assert!(serde_json::from_str::<Widths>(r#"{"ffn":[1]}"#).is_err());
     }

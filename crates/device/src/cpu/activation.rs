@@ -2,7 +2,7 @@
 //!
 //! The match on the activation is made once per kernel: each function is a type, so that loops are compiled for it.
 
-use super::math::{erf, exp, sigmoid};
+use super::math::{erf, exp, sigmoid, tanh};
 use super::rows::{Map, map};
 use super::simd::Simd;
 use super::{Run, Team};
@@ -21,6 +21,8 @@ pub(crate) fn activate<S: Simd>(activation: Activation, s: S, x: S::Vector) -> S
         Activation::GeluTanh => s.mul(x, sigmoid(s, tanh_argument(s, x))),
         // The maximum is its second operand where one of them is NaN, so NaN stays.
         Activation::Relu => s.max(s.splat(0.0), x),
+        Activation::Sigmoid => sigmoid(s, x),
+        Activation::Tanh => tanh(s, x),
     }
 }
 
@@ -51,6 +53,14 @@ pub(crate) fn activate_derivative<S: Simd>(activation: Activation, s: S, x: S::V
             s.mul_add(s.mul(x, slope), inner, sigma)
         }
         Activation::Relu => s.select_less(s.splat(0.0), x, one, s.splat(0.0)),
+        Activation::Sigmoid => {
+            let sigma = sigmoid(s, x);
+            s.mul(sigma, s.sub(one, sigma))
+        }
+        Activation::Tanh => {
+            let share = tanh(s, x);
+            s.mul(s.sub(one, share), s.add(one, share))
+        }
     }
 }
 
@@ -89,7 +99,7 @@ macro_rules! functions {
         }
     };
 }
-functions!(Silu, GeluErf, GeluTanh, Relu);
+functions!(Silu, GeluErf, GeluTanh, Relu, Sigmoid, Tanh);
 
 #[derive(Clone, Copy)]
 struct Forward<F>(F);

@@ -36,7 +36,9 @@ impl Map<1, 1> for Times {
 
 impl Run for Multiply {
     fn run(&self, team: &mut Team) {
-        map_mixed(team, Times(self.factor), [self.x], [self.out]);
+        // SAFETY: nobody writes the factor while this kernel runs.
+        let by = self.by.map_or(1.0, |by| unsafe { *matrix::<f32>(&by).at(0, 0) });
+        map_mixed(team, Times(self.factor * by), [self.x], [self.out]);
     }
 }
 

@@ -298,14 +298,14 @@ impl Run for GatherPairs {
 
 impl Run for ScalePairs {
     fn run(&self, team: &mut Team) {
-        let pairs = checked_rows(&self.pairs, self.weights.len());
+        let pairs = self.pairs.as_ref().map(|pairs| checked_rows(pairs, self.weights.len()));
         let weights = Weights::new(Some(self.weights), self.weights.cols.max(1));
         with_element!(self.x.dtype, E => with_element!(self.out.dtype, O => {
             let (x, out) = (matrix::<E>(&self.x), matrix::<O>(&self.out));
             tiles(team, self.out.shape(), |Tile { rows, cols }| {
                 for row in rows {
-                    // SAFETY: the pair was checked.
-                    let factor = unsafe { weights.at(pairs[row]) };
+                    // SAFETY: the pair was checked, or it is a row.
+                    let factor = unsafe { weights.at(pairs.map_or(row as u32, |pairs| pairs[row])) };
                     vectorise(ScaleRow { x, from: row, out, to: row, cols: cols.clone(), factor });
                 }
             });
@@ -388,15 +388,15 @@ impl<E: Element, O: Element> Vectorised for Combine<'_, E, O> {
 
 impl Run for PairDots {
     fn run(&self, team: &mut Team) {
-        let pairs = checked_rows(&self.pairs, self.out.len());
+        let pairs = self.pairs.as_ref().map(|pairs| checked_rows(pairs, self.out.len()));
         let (out, per_token) = (matrix::<f32>(&self.out), self.out.cols);
         with_element!(self.a.dtype, A => with_element!(self.b.dtype, B => {
             let (a, b) = (matrix::<A>(&self.a), matrix::<B>(&self.b));
             team.blocks(a.rows, rows_per_task(a.cols), |block, _| {
                 for row in block {
-                    let pair = pairs[row] as usize;
+                    let pair = pairs.map_or(row, |pairs| pairs[row] as usize);
                     let dot = vectorise(Dot { a: a.at(row, 0), b: b.at(row, 0), len: a.cols });
-                    // SAFETY: the pair was checked, and it is in no other row.
+                    // SAFETY: the pair was checked or is a row, and it is in no other row.
                     unsafe { out.at(pair / per_token, pair % per_token).write(dot) };
                 }
             });
@@ -404,10 +404,11 @@ impl Run for PairDots {
     }
 }
 
-struct Dot<A, B> {
-    a: *const A,
-    b: *const B,
-    len: usize,
+/// `⟨a, b⟩` of as many elements.
+pub(super) struct Dot<A, B> {
+    pub a: *const A,
+    pub b: *const B,
+    pub len: usize,
 }
 
 impl<A: Element, B: Element> Vectorised for Dot<A, B> {

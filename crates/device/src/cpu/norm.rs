@@ -15,7 +15,7 @@ impl Run for Norm {
                 kernel: self,
                 x: matrix::<E>(&self.x),
                 add: self.add.zip(self.sum).map(|(add, sum)| (matrix(&add), matrix(&sum))),
-                weight: matrix(&self.weight),
+                weight: self.weight.map(|weight| matrix(&weight)),
                 bias: self.bias.map(|bias| matrix(&bias)),
                 out: matrix(&self.out),
                 stats: matrix(&self.stats),
@@ -34,7 +34,7 @@ struct NormRows<'a, E> {
     x: Matrix<E>,
     /// The addend and the destination of the sum.
     add: Option<(Matrix<E>, Matrix<E>)>,
-    weight: Matrix<f32>,
+    weight: Option<Matrix<f32>>,
     bias: Option<Matrix<f32>>,
     out: Matrix<E>,
     stats: Matrix<f32>,
@@ -124,9 +124,11 @@ impl<E: Element> NormRows<'_, E> {
             // SAFETY: rows are this task's alone; nobody writes weight or bias.
             unsafe {
                 let x = load(s, input.at(row, col), count);
-                let weight = s.add(offset, load(s, self.weight.at(0, col), count));
                 let centred = if LAYER { s.sub(x, mean) } else { x };
-                let mut out = s.mul(s.mul(centred, scale), weight);
+                let mut out = s.mul(centred, scale);
+                if let Some(weight) = self.weight {
+                    out = s.mul(out, s.add(offset, load(s, weight.at(0, col), count)));
+                }
                 if let Some(bias) = self.bias {
                     out = s.add(out, load(s, bias.at(0, col), count));
                 }
@@ -142,12 +144,12 @@ impl Run for NormBackward {
             let rows = BackwardRows {
                 kernel: self,
                 x: matrix::<E>(&self.x),
-                weight: matrix(&self.weight),
+                weight: self.weight.map(|weight| matrix(&weight)),
                 stats: matrix(&self.stats),
                 dout: matrix(&self.dout),
                 residual: self.residual.map(|residual| matrix(&residual)),
                 dx: matrix(&self.dx),
-                sums: matrix(&self.weight),
+                sums: matrix(&self.stats),
                 rows: 0..0,
             };
             let outs = [self.dweight, self.dbias].map(|out| out.map(|out| matrix(&out)));
@@ -166,7 +168,7 @@ impl Run for NormBackward {
 struct BackwardRows<'a, E> {
     kernel: &'a NormBackward,
     x: Matrix<E>,
-    weight: Matrix<f32>,
+    weight: Option<Matrix<f32>>,
     stats: Matrix<f32>,
     dout: Matrix<E>,
     residual: Option<Matrix<E>>,
@@ -217,13 +219,16 @@ impl<E: Element> BackwardRows<'_, E> {
         }
     }
 
-    /// `weight_offset + weight`
+    /// `weight_offset + weight`, or ones
     /// # Safety
     /// As [`load`]'s; nobody writes the weight.
     #[inline(always)]
     unsafe fn weight<S: Simd>(&self, s: S, col: usize, count: usize) -> S::Vector {
-        // SAFETY: the caller's promise.
-        s.add(s.splat(self.kernel.weight_offset), unsafe { load(s, self.weight.at(0, col), count) })
+        match self.weight {
+            // SAFETY: the caller's promise.
+            Some(weight) => s.add(s.splat(self.kernel.weight_offset), unsafe { load(s, weight.at(0, col), count) }),
+            None => s.splat(1.0),
+        }
     }
 
     #[inline(always)]

@@ -13,6 +13,7 @@
 
 use std::array::from_fn;
 
+use super::matrix::indices;
 use super::rows::{Map, map};
 use super::simd::{LANES, Simd};
 use super::{Run, Team};
@@ -33,10 +34,10 @@ impl Words {
         Words { seed: seed_of(seed, draw), placement }
     }
 
-    /// The words of the elements from (row, col) of the view on.
+    /// The words of the elements from (row, col) on, counted from the placement's first.
     #[inline(always)]
-    fn at(self, row: usize, col: usize) -> [u32; LANES] {
-        let row = self.placement.first_row + row as u64;
+    fn at(self, row: u64, col: usize) -> [u32; LANES] {
+        let row = self.placement.first_row + row;
         let key = seed_of(self.seed, row);
         let first = (self.placement.first_col + col as u64) as u32;
         let halves = [key as u32, (key >> 32) as u32];
@@ -110,7 +111,7 @@ struct Normal {
 impl Map<0, 1> for Normal {
     #[inline(always)]
     fn map<S: Simd>(self, s: S, row: usize, col: usize, []: [S::Vector; 0]) -> [S::Vector; 1] {
-        let (radius, angle) = (self.radius.at(row, col), self.angle.at(row, col));
+        let (radius, angle) = (self.radius.at(row as u64, col), self.angle.at(row as u64, col));
         let normal = vector(s, from_fn(|lane| normal(radius[lane], angle[lane])));
         [s.mul_add(normal, s.splat(self.deviation), s.splat(self.mean))]
     }
@@ -124,14 +125,16 @@ impl Run for RandomNormal {
 }
 
 #[derive(Clone, Copy)]
-struct Drop {
+struct Drop<'a> {
     words: Words,
     probability: f32,
+    rows: Option<&'a [u32]>,
 }
 
-impl Map<1, 1> for Drop {
+impl Map<1, 1> for Drop<'_> {
     #[inline(always)]
     fn map<S: Simd>(self, s: S, row: usize, col: usize, [x]: [S::Vector; 1]) -> [S::Vector; 1] {
+        let row = self.rows.map_or(row as u64, |rows| rows[row].into());
         let uniform = vector(s, self.words.at(row, col).map(uniform));
         let kept = s.mul(x, s.splat(1.0 / (1.0 - self.probability)));
         [s.select_less(uniform, s.splat(self.probability), s.splat(0.0), kept)]
@@ -141,6 +144,8 @@ impl Map<1, 1> for Drop {
 impl Run for Dropout {
     fn run(&self, team: &mut Team) {
         let words = Words::new(self.seed, 0, self.placement, self.x.cols);
-        map(team, Drop { words, probability: self.probability }, [self.x], [self.out]);
+        // SAFETY: the kernel's operands live and keep their values until the kernel has run.
+        let rows = self.rows.as_ref().map(|rows| unsafe { indices(rows).as_slice() });
+        map(team, Drop { words, probability: self.probability, rows }, [self.x], [self.out]);
     }
 }

@@ -5,7 +5,9 @@ use super::product::activation_number;
 use super::rows::{Matrix, Walk};
 use super::stream::arguments;
 use super::{Run, Stream};
-use crate::kernel::{Activate, ActivateBackward, Gated, GatedBackward};
+use crate::kernel::{
+    Activate, ActivateBackward, CLAMPED_GATE_SLOPE, ClampedGate, ClampedGateBackward, Gated, GatedBackward,
+};
 
 impl Run for Activate {
     fn run(&self, stream: &mut Stream) {
@@ -51,6 +53,28 @@ impl Run for GatedBackward {
         let (name, activation) =
             (walk.typed("gated_backward", self.dup.dtype), activation_number(Some(self.activation)));
         let arguments = arguments![walk.rows, walk.cols, gate, up, dout, dgate, dup, activation];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
+    }
+}
+
+impl Run for ClampedGate {
+    fn run(&self, stream: &mut Stream) {
+        let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
+        let [x, out] = [self.x, self.out].map(|view| Matrix::of(&view));
+        let arguments = arguments![walk.rows, walk.cols, x, out, self.limit, CLAMPED_GATE_SLOPE];
+        let name = walk.typed("clamped_gate", self.out.dtype);
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
+    }
+}
+
+impl Run for ClampedGateBackward {
+    fn run(&self, stream: &mut Stream) {
+        let Some(walk) = Walk::rows(&[self.dout, self.x, self.dx]) else { return };
+        let [x, dout, dx] = [self.x, self.dout, self.dx].map(|view| Matrix::of(&view));
+        let arguments = arguments![walk.rows, walk.cols, x, dout, dx, self.limit, CLAMPED_GATE_SLOPE];
+        let name = walk.typed("clamped_gate_backward", self.dout.dtype);
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
     }

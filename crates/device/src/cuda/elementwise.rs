@@ -25,7 +25,8 @@ impl Run for Multiply {
         let views = [self.x, self.out];
         let Some(walk) = Walk::flat(&views) else { return };
         let [x, out] = views.map(|view| Mixed::of(&view));
-        let arguments = arguments![walk.rows, walk.cols, x, out, self.factor];
+        let by = self.by.map_or(0, |by| by.address);
+        let arguments = arguments![walk.rows, walk.cols, x, out, self.factor, by];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ELEMENTWISE, &walk.name("scale"), walk.shape(), arguments) };
     }

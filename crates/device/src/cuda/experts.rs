@@ -1,11 +1,11 @@
-//! Dropless mixtures of experts. Offsets stay on the GPU: grids follow from shapes alone, so graphs can be replayed.
+//! Dropless mixtures of experts, all but their products.
 
-use super::modules::{EXPERTS, GROUPED_PRODUCT};
-use super::rows::{Matrix, Mixed, Walk, dtype_name, rows_are_aligned};
+use super::modules::EXPERTS;
+use super::rows::{Matrix, Mixed, Walk};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
-use crate::kernel::{CombinePairs, GatherPairs, GroupedProduct, Order, PairDots, Route, RouteBackward, ScalePairs};
-use crate::{DType, View};
+use crate::View;
+use crate::kernel::{CombinePairs, GatherPairs, PairDots, Route, RouteBackward, ScalePairs};
 
 const THREADS: u32 = 256;
 const WARP: usize = 32;
@@ -85,6 +85,11 @@ impl Run for GatherPairs {
     }
 }
 
+/// Where pairs are listed; nowhere if they lie in their own order.
+fn address_of(pairs: &Option<View>) -> u64 {
+    pairs.map_or(0, |pairs| pairs.address)
+}
+
 impl Run for ScalePairs {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
@@ -92,7 +97,8 @@ impl Run for ScalePairs {
         let (tokens, k) = (self.weights.rows as i64, self.weights.cols as i32);
         let weights = Matrix::of(&self.weights);
         let defects = stream.defects();
-        let arguments = arguments![walk.rows, walk.cols, x, self.pairs.address, tokens, k, weights, out, defects];
+        let pairs = address_of(&self.pairs);
+        let arguments = arguments![walk.rows, walk.cols, x, pairs, tokens, k, weights, out, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&EXPERTS, &walk.name("scale_pairs"), walk.shape(), arguments) };
     }
@@ -122,73 +128,9 @@ impl Run for PairDots {
         let (tokens, k) = (self.out.rows as i64, self.out.cols as i32);
         let out = Matrix::of(&self.out);
         let defects = stream.defects();
-        let arguments = arguments![rows as i64, cols as i64, a, b, self.pairs.address, tokens, k, out, defects];
+        let pairs = address_of(&self.pairs);
+        let arguments = arguments![rows as i64, cols as i64, a, b, pairs, tokens, k, out, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&EXPERTS, &format!("pair_dots_{vector}"), by_warps(rows), arguments) };
-    }
-}
-
-/// Mirrors `Operands` in kernels/grouped_product.cu.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Operands {
-    rows: i64,
-    inner: i64,
-    n: i64,
-    experts: i32,
-    accumulate: i32,
-    offsets: u64,
-    defects: u64,
-    out: Mixed,
-    aligned: i32,
-    paired: i32,
-}
-
-/// The side of a block's tile of the output, and its shared memory, as kernels/grouped_product.cu has them.
-fn tile_of(dtype: DType) -> (usize, u32) {
-    const STAGES: u32 = 3;
-    const TILE_ELEMENTS: u32 = 128 * (32 + 8);
-    match dtype {
-        DType::Bf16 => (128, STAGES * 2 * TILE_ELEMENTS * 2),
-        _ => (64, 0),
-    }
-}
-
-/// Whether two neighbours in an even column can be stored at once.
-fn is_paired(view: &View) -> bool {
-    view.address.is_multiple_of(2 * view.dtype.size_bytes() as u64) && (view.rows <= 1 || view.stride.is_multiple_of(2))
-}
-
-impl Run for GroupedProduct {
-    fn run(&self, stream: &mut Stream) {
-        let experts = self.experts();
-        if experts == 0 {
-            return;
-        }
-        let (side, shared_bytes) = tile_of(self.a.dtype);
-        let operands = Operands {
-            rows: self.a.rows as i64,
-            inner: self.a.cols as i64,
-            n: self.out.cols as i64,
-            experts: experts as i32,
-            accumulate: self.accumulate as i32,
-            offsets: self.offsets.address,
-            defects: stream.defects(),
-            out: Mixed::of(&self.out),
-            aligned: rows_are_aligned(&[self.a, self.b]) as i32,
-            paired: is_paired(&self.out) as i32,
-        };
-        let columns = self.out.cols.div_ceil(side) as u32;
-        let (order, blocks) = match self.order {
-            // Each expert begins a tile.
-            Order::NT => ("nt", [(self.a.rows / side + experts) as u32, columns, 1]),
-            Order::NN => ("nn", [(self.a.rows / side + experts) as u32, columns, 1]),
-            Order::TN => ("tn", [self.a.cols.div_ceil(side) as u32, columns, experts as u32]),
-        };
-        let [a, b] = [self.a, self.b].map(|view| Matrix::of(&view));
-        let name = format!("grouped_{order}_{}", dtype_name(self.a.dtype));
-        let shape = Shape { blocks, threads: [THREADS, 1, 1], shared_bytes };
-        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
-        unsafe { stream.launch(&GROUPED_PRODUCT, &name, shape, arguments![operands, a, b]) };
     }
 }

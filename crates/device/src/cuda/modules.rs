@@ -20,10 +20,10 @@ pub(super) struct Source {
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
 macro_rules! sources {
-    ($($constant:ident = $file:literal $(after $before:literal)?),* $(,)?) => {
+    ($($constant:ident = $file:literal $(after $before:literal)*),* $(,)?) => {
         $(pub(super) static $constant: Source = Source {
             name: $file,
-            parts: &[$(include_str!(concat!("kernels/", $before)),)? include_str!(concat!("kernels/", $file))],
+            parts: &[$(include_str!(concat!("kernels/", $before)),)* include_str!(concat!("kernels/", $file))],
         };)*
         static FILES: &[&Source] = &[$(&$constant),*];
     };
@@ -31,10 +31,14 @@ macro_rules! sources {
 
 sources! {
     ACTIVATION = "activation.cu",
+    BALANCE = "balance.cu",
     ELEMENTWISE = "elementwise.cu",
     EMBEDDING = "embedding.cu",
+    EXPERT_BIASES = "expert_biases.cu",
     EXPERTS = "experts.cu",
-    GROUPED_PRODUCT = "grouped_product.cu" after "attention/ptx.cuh",
+    GROUPED_HOPPER = "grouped_hopper.cu" after "attention/ptx.cuh" after "attention/hopper_ptx.cuh" after "bulk_copies.cuh"
+        after "grouped.cuh",
+    GROUPED_PRODUCT = "grouped_product.cu" after "attention/ptx.cuh" after "grouped.cuh",
     LOSS = "loss.cu",
     NF4 = "nf4.cu",
     NORM = "norm.cu",
@@ -83,7 +87,7 @@ impl std::fmt::Display for Defect {
 
 /// Every file of kernels, but only some of those that attention compiles for a width of heads.
 fn sources() -> impl Iterator<Item = &'static Source> {
-    FILES.iter().copied().chain(super::attention::sources())
+    FILES.iter().copied().chain(super::attention::sources()).chain(super::delta::sources())
 }
 
 fn full_text(source: &Source) -> String {

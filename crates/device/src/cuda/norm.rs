@@ -23,12 +23,17 @@ fn division(views: &[View]) -> (usize, [u32; 3]) {
     (vector, [threads as u32, rows as u32, 1])
 }
 
+/// The address of the weight, and what is added to it. Kernels take a missing weight for zeros.
+fn factor(weight: &Option<View>, offset: f32) -> (u64, f32) {
+    weight.map_or((0, 1.0), |weight| (weight.address, offset))
+}
+
 impl Run for Norm {
     fn run(&self, stream: &mut Stream) {
         if self.x.rows == 0 {
             return;
         }
-        let operands = [Some(self.x), self.add, self.sum, Some(self.out), Some(self.weight), self.bias];
+        let operands = [Some(self.x), self.add, self.sum, Some(self.out), self.weight, self.bias];
         let (vector, threads) = division(&operands.into_iter().flatten().collect::<Vec<_>>());
         let blocks = (self.x.rows as u64).div_ceil(threads[1] as u64);
         let shape = Shape { threads, ..Shape::linear(blocks, 1) };
@@ -39,8 +44,7 @@ impl Run for Norm {
         let [x, out, stats] = [self.x, self.out, self.stats].map(|view| Matrix::of(&view));
         let [add, sum] = [self.add, self.sum].map(|view| Matrix::optional(&view));
         let bias = self.bias.map_or(0, |bias| bias.address);
-        let weight = self.weight.address;
-        let offset = self.weight_offset;
+        let (weight, offset) = factor(&self.weight, self.weight_offset);
         let epsilon = self.epsilon;
         let arguments = arguments![rows, cols, x, add, sum, weight, offset, bias, epsilon, out, stats];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
@@ -53,7 +57,7 @@ impl Run for NormBackward {
         if self.x.is_empty() {
             return;
         }
-        let operands = [Some(self.x), Some(self.dout), Some(self.dx), self.residual, Some(self.weight)];
+        let operands = [Some(self.x), Some(self.dout), Some(self.dx), self.residual, self.weight];
         let (vector, threads) = division(&operands.into_iter().flatten().collect::<Vec<_>>());
         if self.x.cols.div_ceil(vector) <= threads[0] as usize {
             in_one_pass(self, vector, threads, stream);
@@ -79,8 +83,7 @@ fn in_one_pass(kernel: &NormBackward, vector: usize, threads: [u32; 3], stream: 
     let cols = kernel.x.cols as i32;
     let rows_per_block = rows_per_block as i64;
     let [x, stats, dout, dx] = [kernel.x, kernel.stats, kernel.dout, kernel.dx].map(|view| Matrix::of(&view));
-    let weight = kernel.weight.address;
-    let offset = kernel.weight_offset;
+    let (weight, offset) = factor(&kernel.weight, kernel.weight_offset);
     let residual = Matrix::optional(&kernel.residual);
     let arguments = arguments![rows, cols, x, weight, offset, stats, dout, residual, dx, rows_per_block, partials];
     // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
@@ -101,8 +104,7 @@ fn columns_then_rows(kernel: &NormBackward, stream: &mut Stream) {
     let cols = kernel.x.cols as i64;
     let rows_per_block = rows_per_block as i64;
     let [x, stats, dout, dx] = [kernel.x, kernel.stats, kernel.dout, kernel.dx].map(|view| Matrix::of(&view));
-    let weight = kernel.weight.address;
-    let offset = kernel.weight_offset;
+    let (weight, offset) = factor(&kernel.weight, kernel.weight_offset);
     let residual = Matrix::optional(&kernel.residual);
     let columns = arguments![rows, cols, x, stats, dout, rows_per_block, partials];
     let rows = arguments![layer, cols, x, weight, offset, stats, dout, residual, dx];

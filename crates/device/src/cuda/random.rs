@@ -46,7 +46,8 @@ impl Run for Dropout {
         let seed = seed_of(self.seed, 0);
         let factor = 1.0 / (1.0 - self.probability);
         let below = dropped_below(self.probability);
-        let arguments = arguments![walk.rows, walk.cols, x, out, seed, first_row, first_col, below, factor];
+        let rows = self.rows.map_or(0, |rows| rows.address);
+        let arguments = arguments![walk.rows, walk.cols, x, out, rows, seed, first_row, first_col, below, factor];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&RANDOM, &name, walk.shape(), arguments) };
     }

@@ -7,6 +7,8 @@ pub enum Activation {
     GeluErf,
     GeluTanh,
     Relu,
+    Sigmoid,
+    Tanh,
 }
 
 /// `out = activation(x)`; `out` may be `x`.
@@ -84,4 +86,56 @@ impl Operation for GatedBackward {
     fn bytes(&self) -> u64 {
         self.gate.bytes() + self.up.bytes() + self.dout.bytes() + self.dgate.bytes() + self.dup.bytes()
     }
+}
+
+/// The factor of the sigmoid's argument in [`ClampedGate`].
+pub const CLAMPED_GATE_SLOPE: f32 = 1.702;
+
+/// `out[i] = (up + 1) · gate · sigmoid(1.702 · gate)`, where gate is `x[2i]`, `limit` at most, and up is `x[2i + 1]`, between
+/// `-limit` and `limit`.
+#[derive(Clone, Copy, Debug)]
+pub struct ClampedGate {
+    /// [T, 2·I]
+    pub x: View,
+    pub limit: f32,
+    /// [T, I], dtype of `x`.
+    pub out: View,
+}
+
+impl Operation for ClampedGate {
+    fn check(&self) {
+        assert_pairs("ClampedGate", &self.x, &self.out);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.x.bytes() + self.out.bytes()
+    }
+}
+
+/// The gradient of [`ClampedGate`]; `dx` may be `x`.
+#[derive(Clone, Copy, Debug)]
+pub struct ClampedGateBackward {
+    /// [T, 2·I]
+    pub x: View,
+    pub limit: f32,
+    /// [T, I]
+    pub dout: View,
+    /// [T, 2·I]
+    pub dx: View,
+}
+
+impl Operation for ClampedGateBackward {
+    fn check(&self) {
+        assert_pairs("ClampedGateBackward", &self.x, &self.dout);
+        assert_pairs("ClampedGateBackward", &self.dx, &self.dout);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.x.bytes() + self.dout.bytes() + self.dx.bytes()
+    }
+}
+
+fn assert_pairs(name: &str, pairs: &View, halves: &View) {
+    let expected = (halves.rows, 2 * halves.cols, halves.dtype);
+    assert_eq!((pairs.rows, pairs.cols, pairs.dtype), expected, "{name}: not two columns for each");
 }

@@ -1,4 +1,4 @@
-use super::{Operation, assert_indices, assert_same_shape};
+use super::{Operation, assert_indices, assert_same_shape, assert_vector};
 use crate::{DType, View};
 
 /// `out = a + b`; `out` may be either. The dtypes may differ.
@@ -19,17 +19,20 @@ impl Operation for Add {
     }
 }
 
-/// `out = factor · x`; `out` may be `x`.
+/// `out = factor · by · x`; `out` may be `x`.
 #[derive(Clone, Copy, Debug)]
 pub struct Multiply {
     pub x: View,
     pub factor: f32,
+    /// f32 [1, 1]; 1 without it.
+    pub by: Option<View>,
     pub out: View,
 }
 
 impl Operation for Multiply {
     fn check(&self) {
         assert_same_shape("Multiply", &[self.x, self.out]);
+        self.by.iter().for_each(|by| assert_vector("Multiply by", by, 1));
     }
 
     fn bytes(&self) -> u64 {

@@ -213,6 +213,12 @@ impl Operation for CombinePairs {
     }
 }
 
+fn assert_pairs(name: &str, pairs: &Option<View>, count: usize) {
+    if let Some(pairs) = pairs {
+        assert_indices(name, pairs, count);
+    }
+}
+
 /// `out[p] = ⟨a[i], b[i]⟩` for the pair p = `pairs[i]`: the gradient of its weight. The dtypes of `a` and `b` may differ.
 #[derive(Clone, Copy, Debug)]
 pub struct PairDots {
@@ -220,8 +226,8 @@ pub struct PairDots {
     pub a: View,
     /// [P, I]
     pub b: View,
-    /// u32 [1, P], each pair once.
-    pub pairs: View,
+    /// u32 [1, P], each pair once; in their own order without it.
+    pub pairs: Option<View>,
     /// f32 [T, k], overwritten.
     pub out: View,
 }
@@ -229,12 +235,12 @@ pub struct PairDots {
 impl Operation for PairDots {
     fn check(&self) {
         assert_same_shape("PairDots", &[self.a, self.b]);
-        assert_indices("PairDots", &self.pairs, self.a.rows);
-        assert_eq!((self.out.len(), self.out.dtype), (self.pairs.cols, DType::F32), "PairDots");
+        assert_pairs("PairDots", &self.pairs, self.a.rows);
+        assert_eq!((self.out.len(), self.out.dtype), (self.a.rows, DType::F32), "PairDots");
     }
 
     fn bytes(&self) -> u64 {
-        self.a.bytes() + self.b.bytes() + self.pairs.bytes() + self.out.bytes()
+        self.a.bytes() + self.b.bytes() + optional_bytes(&self.pairs) + self.out.bytes()
     }
 }
 
@@ -243,8 +249,8 @@ impl Operation for PairDots {
 pub struct ScalePairs {
     /// [P, I]
     pub x: View,
-    /// u32 [1, P]
-    pub pairs: View,
+    /// As in [`PairDots`].
+    pub pairs: Option<View>,
     /// f32 [T, k]
     pub weights: View,
     /// [P, I]
@@ -254,11 +260,11 @@ pub struct ScalePairs {
 impl Operation for ScalePairs {
     fn check(&self) {
         assert_same_shape("ScalePairs", &[self.x, self.out]);
-        assert_indices("ScalePairs", &self.pairs, self.x.rows);
-        assert_eq!((self.weights.len(), self.weights.dtype), (self.pairs.cols, DType::F32), "ScalePairs: weights");
+        assert_pairs("ScalePairs", &self.pairs, self.x.rows);
+        assert_eq!((self.weights.len(), self.weights.dtype), (self.x.rows, DType::F32), "ScalePairs: weights");
     }
 
     fn bytes(&self) -> u64 {
-        self.x.bytes() + self.pairs.bytes() + self.weights.bytes() + self.out.bytes()
+        self.x.bytes() + optional_bytes(&self.pairs) + self.weights.bytes() + self.out.bytes()
     }
 }

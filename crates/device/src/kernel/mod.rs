@@ -11,9 +11,12 @@
 mod activation;
 mod adafactor;
 mod attention;
+mod balance;
 mod cached_attention;
+mod delta;
 mod elementwise;
 mod embedding;
+mod expert_biases;
 mod experts;
 mod loss;
 mod magnitude;
@@ -26,14 +29,22 @@ mod random;
 mod rotary;
 mod selected_rows;
 
-pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
+pub use activation::{
+    Activate, ActivateBackward, Activation, CLAMPED_GATE_SLOPE, ClampedGate, ClampedGateBackward, Gated, GatedBackward,
+};
 pub use adafactor::{Adafactor, AdafactorNorm, Factored, SquareSums};
 pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, ScoreChanges, Segments};
+pub use balance::{BalanceBackward, BalanceTally};
 pub use cached_attention::CachedAttention;
+pub use delta::{
+    DELTA_CHUNK, DELTA_EPSILON, DeltaGates, DeltaRule, DeltaRuleBackward, DynamicConv, DynamicConvBackward, GatedNorm,
+    GatedNormBackward, ShortConv, ShortConvBackward,
+};
 pub use elementwise::{
     Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Multiply, ScatterColumns, SoftCap,
 };
 pub use embedding::{Embed, EmbedBackward, IGNORE};
+pub use expert_biases::{AddBiases, BiasDots, BiasSums};
 pub use experts::{CombinePairs, GatherPairs, GroupedProduct, PairDots, Route, RouteBackward, ScalePairs};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use magnitude::{ColumnDot, ScaleColumns};
@@ -97,11 +108,13 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
-    ColumnDot, ColumnSum, Combine, CombinePairs, Copies, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated,
-    GatedBackward, GatherColumns, GatherPairs, GatherRows, GroupedProduct, Lion, LossBackward, LossMerge, LossStats, MuonMomentum,
+    Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, AddBiases, Attention, AttentionBackward, BalanceBackward, BalanceTally,
+    BiasDots, BiasSums,
+    CachedAttention, ClampedGate, ClampedGateBackward, ClipFactor,
+    ColumnDot, ColumnSum, Combine, CombinePairs, Copies, Copy, DeltaRule, DeltaRuleBackward, Dropout, DynamicConv, DynamicConvBackward, Embed, EmbedBackward, ExpandNf4, Fill, Gated,
+    GatedBackward, GatedNorm, GatedNormBackward, GatherColumns, GatherPairs, GatherRows, GroupedProduct, Lion, LossBackward, LossMerge, LossStats, MuonMomentum,
     Norm, NormBackward, Normalize, PairDots, Product, RandomNormal, Rotary, Route, RouteBackward, Multiply, ScaleColumns, ScalePairs,
-    ScatterColumns, ScatterRows, Sgd, SoftCap, SquareSums, SquaredNorm, SquaredNorms,
+    ScatterColumns, ScatterRows, Sgd, ShortConv, ShortConvBackward, SoftCap, SquareSums, SquaredNorm, SquaredNorms,
 }
 
 impl Kernel {
@@ -112,17 +125,29 @@ impl Kernel {
             Kernel::Activate(kernel) => kernel.out.is_empty(),
             Kernel::ActivateBackward(kernel) => kernel.dx.is_empty(),
             Kernel::Add(kernel) => kernel.out.is_empty(),
+            Kernel::AddBiases(kernel) => kernel.x.is_empty(),
             Kernel::Attention(kernel) => kernel.q.count == 0,
             Kernel::AttentionBackward(kernel) => kernel.q.count == 0,
+            Kernel::BalanceBackward(kernel) => kernel.dlogits.is_empty(),
+            Kernel::BiasDots(kernel) => kernel.x.is_empty(),
+            Kernel::BiasSums(kernel) => kernel.x.is_empty(),
+            Kernel::ClampedGate(kernel) => kernel.out.is_empty(),
+            Kernel::ClampedGateBackward(kernel) => kernel.dx.is_empty(),
             Kernel::ColumnDot(kernel) => kernel.out.is_empty(),
             Kernel::ColumnSum(kernel) => kernel.out.is_empty(),
             Kernel::CombinePairs(kernel) => kernel.out.is_empty(),
             Kernel::Copies(kernel) => kernel.0.iter().all(|copy| copy.out.is_empty()),
             Kernel::Copy(kernel) => kernel.out.is_empty(),
+            Kernel::DeltaRule(kernel) => kernel.v.count == 0,
+            Kernel::DeltaRuleBackward(kernel) => kernel.v.count == 0,
+            Kernel::DynamicConv(kernel) => kernel.out.is_empty(),
+            Kernel::DynamicConvBackward(kernel) => kernel.dx.is_empty(),
             Kernel::ExpandNf4(kernel) => kernel.out.is_empty(),
             Kernel::Fill(kernel) => kernel.out.is_empty(),
             Kernel::Gated(kernel) => kernel.out.is_empty(),
             Kernel::GatedBackward(kernel) => kernel.dgate.is_empty(),
+            Kernel::GatedNorm(kernel) => kernel.out.is_empty(),
+            Kernel::GatedNormBackward(kernel) => kernel.dx.is_empty(),
             Kernel::GatherPairs(kernel) => kernel.out.is_empty(),
             Kernel::GroupedProduct(kernel) => kernel.out.is_empty(),
             Kernel::Norm(kernel) => kernel.out.is_empty(),
@@ -135,6 +160,8 @@ impl Kernel {
             Kernel::Multiply(kernel) => kernel.out.is_empty(),
             Kernel::ScaleColumns(kernel) => kernel.out.is_empty(),
             Kernel::ScalePairs(kernel) => kernel.out.is_empty(),
+            Kernel::ShortConv(kernel) => kernel.out.is_empty(),
+            Kernel::ShortConvBackward(kernel) => kernel.dx.is_empty(),
             Kernel::SoftCap(kernel) => kernel.out.is_empty(),
             _ => false,
         }

@@ -9,7 +9,7 @@ pub enum NormKind {
 
 /// `sum = x + add; out = normalise(sum) · (weight_offset + weight) + bias`, row by row.
 ///
-/// Without `add`, the sum is `x` itself and `sum` stays empty.
+/// Without `add`, the sum is `x` itself and `sum` stays empty. Without `weight`, nothing is multiplied behind the norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
     pub kind: NormKind,
@@ -20,7 +20,7 @@ pub struct Norm {
     /// [T, H]; may be `x` itself.
     pub sum: Option<View>,
     /// f32 [1, H]
-    pub weight: View,
+    pub weight: Option<View>,
     /// 1 for the norms whose stored weight is an offset from one (Gemma).
     pub weight_offset: f32,
     pub bias: Option<View>,
@@ -38,16 +38,15 @@ impl Operation for Norm {
         for view in [self.add, self.sum].into_iter().flatten() {
             assert_same_shape("Norm", &[self.x, view]);
         }
-        assert_vector("Norm weight", &self.weight, self.x.cols);
-        if let Some(bias) = &self.bias {
-            assert_vector("Norm bias", bias, self.x.cols);
+        for (what, vector) in [("Norm weight", &self.weight), ("Norm bias", &self.bias)] {
+            vector.iter().for_each(|vector| assert_vector(what, vector, self.x.cols));
         }
         assert_eq!(self.stats.shape(), [self.x.rows, 2], "Norm stats");
     }
 
     fn bytes(&self) -> u64 {
         let sums = optional_bytes(&self.add) + optional_bytes(&self.sum);
-        self.x.bytes() + sums + self.out.bytes() + self.stats.bytes() + self.weight.bytes()
+        self.x.bytes() + sums + self.out.bytes() + self.stats.bytes() + optional_bytes(&self.weight)
     }
 }
 
@@ -57,7 +56,7 @@ pub struct NormBackward {
     pub kind: NormKind,
     /// The input of the normalisation: `sum`, or `x` if nothing was added. [T, H]
     pub x: View,
-    pub weight: View,
+    pub weight: Option<View>,
     pub weight_offset: f32,
     pub stats: View,
     /// [T, H]
@@ -78,8 +77,9 @@ impl Operation for NormBackward {
         if let Some(residual) = self.residual {
             assert_same_shape("NormBackward", &[self.x, residual]);
         }
-        assert_vector("NormBackward weight", &self.weight, self.x.cols);
-        for (what, vector) in [("NormBackward dweight", &self.dweight), ("NormBackward dbias", &self.dbias)] {
+        assert!(self.weight.is_some() || self.dweight.is_none(), "NormBackward: dweight without weight");
+        let weight = ("NormBackward weight", &self.weight);
+        for (what, vector) in [weight, ("NormBackward dweight", &self.dweight), ("NormBackward dbias", &self.dbias)] {
             vector.iter().for_each(|vector| assert_vector(what, vector, self.x.cols));
         }
         assert_eq!(self.stats.shape(), [self.x.rows, 2], "NormBackward stats");

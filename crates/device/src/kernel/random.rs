@@ -1,7 +1,7 @@
 //! Counter-based randomness: a number depends on the seed and on the element's place in the whole matrix, never on how
 //! the matrix is cut, so every layout draws the same numbers and recomputation repeats them.
 
-use super::{Operation, assert_same_shape};
+use super::{Operation, assert_indices, assert_same_shape};
 use crate::View;
 
 pub use evenkeel_random::seed_of;
@@ -49,12 +49,15 @@ pub struct Dropout {
     pub probability: f32,
     pub seed: u64,
     pub placement: Placement,
+    /// u32 [1, rows]: each row's place behind the placement's first row, if they do not follow one another.
+    pub rows: Option<View>,
 }
 
 impl Operation for Dropout {
     fn check(&self) {
         assert_same_shape("Dropout", &[self.x, self.out]);
         assert!((0.0..1.0).contains(&self.probability), "Dropout: probability {}", self.probability);
+        self.rows.iter().for_each(|rows| assert_indices("Dropout", rows, self.x.rows));
     }
 
     fn bytes(&self) -> u64 {

@@ -19,7 +19,7 @@ use crate::Failure;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
-    /// Times whole training steps of a random Llama, and what each kernel takes of them.
+    /// Times whole training steps of a random model, and what each kernel takes of them.
     Step(step::Arguments),
     /// Compares the schedules of a training step of a random Llama.
     Schedules(schedules::Arguments),

@@ -1,11 +1,13 @@
-//! `evenkeel bench step`: forward, backward and AdamW of a random Llama on random tokens.
+//! `evenkeel bench step`: forward, backward and AdamW of a random model on random tokens.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_model::{Cut, Input, Model, Parameters};
 use evenkeel_step::Strategy;
 use evenkeel_step::schedule::{Arrangement, Schedule};
+use evenkeel_store::read_config;
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
 use super::devices::DeviceArguments;
@@ -22,6 +24,9 @@ pub struct Arguments {
     llama: Llama,
     #[command(flatten)]
     devices: DeviceArguments,
+    /// Train the model of this config.json instead of a Llama.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hidden", "layers", "heads", "kv_heads", "ffn", "vocab"])]
+    config: Option<PathBuf>,
     #[arg(long, default_value_t = 12, value_parser = between::<1, 1000000>)]
     steps: usize,
     /// Steps before those that are timed.
@@ -79,6 +84,18 @@ impl Arguments {
         Strategy { cut, zero, arrangement, ..self.llama.strategy(self.dp, self.tp, self.devices.threads) }
     }
 
+    /// The model, and the options with its vocabulary.
+    fn model(&self) -> Result<(Model, Llama), Failure> {
+        let Some(path) = &self.config else { return Ok((self.llama.model()?, self.llama.clone())) };
+        let model = self.llama.model_of(&read_config(path)?)?;
+        if !matches!(model.config.input, Input::Tokens { .. }) {
+            let hint = Some("give the config.json of a language model".to_owned());
+            return Err(Mistake { what: format!("the model of {path:?} reads images"), hint }.into());
+        }
+        let vocab = model.config.classes;
+        Ok((model, Llama { vocab, ..self.llama.clone() }))
+    }
+
     /// Refuses options that do not suit the ranks or the device.
     fn check_ranks(&self) -> Result<(), Mistake> {
         let mistake = |what: String, hint: &str| Err(Mistake { what, hint: Some(hint.to_owned()) });
@@ -102,6 +119,9 @@ impl Arguments {
                 format!("{name} is for a GPU"),
                 "use --device cuda, too; cores have --batch and --sequence",
             );
+        }
+        if on_card && self.config.is_some() {
+            return mistake("--config is measured on cores only".to_owned(), "use --model, or --device cpu");
         }
         if on_card && (self.dp > 1 || self.zero > 0) {
             return mistake("--dp and --zero are measured on cores only".to_owned(), "use --tp, or --device cpu");
@@ -135,10 +155,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         });
     }
     arguments.llama.check_shares("--dp", arguments.dp)?;
-    let model = arguments.llama.model()?;
-    let (strategy, options) = (arguments.strategy(), arguments.llama.trainer_options());
+    let (model, llama) = arguments.model()?;
+    let (strategy, options) = (arguments.strategy(), llama.trainer_options());
     let shards = model.cut(&strategy.cut)?;
-    let blank = arguments.llama.blank(&model, arguments.dp);
+    let blank = llama.blank(&model, arguments.dp);
     let costs = costs(&shards, &strategy, options, &blank);
     if arguments.dry {
         return Ok(most(&costs));
@@ -147,7 +167,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (dtype, cores_per_rank) = (strategy.dtype, strategy.devices.cores_per_rank());
     let ranks = Launch::from(strategy)
         .start(shards, options, move |shard, split, queue| Ok(Parameters::random(shard, dtype, split, 0, queue)))?;
-    let mut run = Run { arguments, ranks, steps: 0 };
+    let mut run = Run { llama, dp: arguments.dp, ranks, steps: 0 };
     for _ in 0..arguments.warmup {
         run.step()?;
     }
@@ -155,7 +175,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut text = report(arguments, &model, &run.ranks, cores_per_rank, &steps)?;
     if arguments.roofline {
         let first = run.steps;
-        let (llama, dp) = (arguments.llama.clone(), arguments.dp);
+        let (llama, dp) = (run.llama.clone(), run.dp);
         let table = run.ranks.with_trainers(move |trainer| {
             let mut number = first;
             let device = trainer.device.clone();
@@ -189,17 +209,18 @@ struct Step {
 }
 
 /// The ranks and the random batches they are fed.
-struct Run<'a> {
-    arguments: &'a Arguments,
+struct Run {
+    llama: Llama,
+    dp: usize,
     ranks: Ranks,
     steps: u64,
 }
 
-impl Run<'_> {
+impl Run {
     /// A step of all ranks, timed by the slowest.
     fn step(&mut self) -> Result<Step, Failure> {
         self.steps += 1;
-        let micros = self.arguments.llama.samples(self.steps, self.arguments.dp);
+        let micros = self.llama.samples(self.steps, self.dp);
         let steps = self.ranks.with_trainers(move |trainer| timed_step(trainer, &micros))?;
         let steps = steps.into_iter().collect::<Result<Vec<Step>, _>>()?;
         Ok(steps.into_iter().max_by_key(|step| step.duration).expect("there is a rank"))

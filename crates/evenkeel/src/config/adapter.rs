@@ -23,6 +23,8 @@ const USUAL_RANK: usize = 16;
 pub const DORA_DROPOUT_HINT: &str =
     "PEFT's dropout changes what DoRA adds to, not only the adapter: use a dropout of 0";
 
+const EXPERTS_HINT: &str = "adapters of experts have neither dropout nor magnitudes (DoRA), as in PEFT: leave one out";
+
 /// A key that describes a new adapter and is set.
 fn set_key(adapter: &Adapter) -> Option<&'static str> {
     let keys = [
@@ -31,6 +33,7 @@ fn set_key(adapter: &Adapter) -> Option<&'static str> {
         ("adapter.dropout", adapter.dropout != 0.0),
         ("adapter.targets", !adapter.targets.is_empty()),
         ("adapter.target_pattern", adapter.target_pattern.is_some()),
+        ("adapter.target_parameters", !adapter.target_parameters.is_empty()),
         ("adapter.exclude", !adapter.exclude.is_empty()),
         ("adapter.layers", !adapter.layers.is_empty()),
         ("adapter.rank_pattern", !adapter.rank_pattern.is_empty()),
@@ -46,6 +49,8 @@ fn set_key(adapter: &Adapter) -> Option<&'static str> {
 
 /// Stands for every linear layer but the head.
 const ALL_LINEAR: &str = "all-linear";
+/// Stands for no linear layer.
+const NO_LINEAR: &str = "none";
 
 pub fn check(raw: &mut RawConfig, settings: &Settings) {
     let adapter = &settings.adapter;
@@ -72,6 +77,14 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
     if adapter.dora && adapter.dropout > 0.0 {
         let what = format!("`adapter.dropout` is {}, but `adapter.dora` is set", adapter.dropout);
         raw.note_contradiction(&["adapter.dropout", "adapter.dora"], what, Some(DORA_DROPOUT_HINT));
+    }
+    if !adapter.target_parameters.is_empty() {
+        for (key, is_set) in [("adapter.dropout", adapter.dropout > 0.0), ("adapter.dora", adapter.dora)] {
+            if is_set {
+                let what = format!("`{key}` and `adapter.target_parameters` are both set");
+                raw.note_contradiction(&[key, "adapter.target_parameters"], what, Some(EXPERTS_HINT));
+            }
+        }
     }
     let is_adapted = adapter.kind.is_some() || adapter.path.is_some();
     if adapter.base == Some(AdapterBase::Bf16) && settings.train.dtype != Dtype::Bf16 {
@@ -123,6 +136,7 @@ impl Adapter {
         let names = |names: &[String]| match names {
             [] => Targets::AllLinear,
             [name] if name == ALL_LINEAR => Targets::AllLinear,
+            [name] if name == NO_LINEAR => Targets::Names(Vec::new()),
             names => Targets::Names(names.to_vec()),
         };
         let patterns = |texts: &[String]| -> Vec<(String, f64)> {
@@ -135,6 +149,7 @@ impl Adapter {
             alpha: self.alpha.unwrap_or(2.0 * self.rank as f64) as f32,
             dropout: self.dropout as f32,
             targets: self.target_pattern.clone().map_or_else(|| names(&self.targets), Targets::Pattern),
+            parameters: self.target_parameters.clone(),
             excluded: (!self.exclude.is_empty()).then(|| Targets::Names(self.exclude.clone())),
             layers: (!self.layers.is_empty()).then(|| self.layers.iter().map(|&layer| layer as usize).collect()),
             rank_patterns: ranks.map(|(pattern, rank)| (pattern, rank as usize)).collect(),
@@ -165,12 +180,14 @@ impl Adapter {
 
     /// A saved adapter's configuration with the keys that are set and single out layers or modules, one at a time.
     pub fn variations(&self, saved: &AdapterConfig) -> Vec<(&'static str, AdapterConfig)> {
-        let AdapterConfig { targets, excluded, layers, rank_patterns, alpha_patterns, trained_modules, .. } =
-            self.described();
+        let described = self.described();
+        let AdapterConfig { targets, parameters, excluded, layers, .. } = described;
+        let AdapterConfig { rank_patterns, alpha_patterns, trained_modules, .. } = described;
         let key = if self.target_pattern.is_some() { "adapter.target_pattern" } else { "adapter.targets" };
         let saved = || saved.clone();
         let variations = [
             (set_targets(self), key, AdapterConfig { targets, ..saved() }),
+            (!parameters.is_empty(), "adapter.target_parameters", AdapterConfig { parameters, ..saved() }),
             (excluded.is_some(), "adapter.exclude", AdapterConfig { excluded, ..saved() }),
             (layers.is_some(), "adapter.layers", AdapterConfig { layers, ..saved() }),
             (!rank_patterns.is_empty(), "adapter.rank_pattern", AdapterConfig { rank_patterns, ..saved() }),

@@ -58,6 +58,7 @@ const KEYS: &[(&str, &str)] = &[
     ("lora_target_modules", "adapter.targets"),
     ("lora_target", "adapter.targets"),
     ("lora_target_linear", "adapter.targets"),
+    ("lora_target_parameters", "adapter.target_parameters"),
     ("exclude_modules", "adapter.exclude"),
     ("layers_to_transform", "adapter.layers"),
     ("init_lora_weights", "adapter.init"),

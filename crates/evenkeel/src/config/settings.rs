@@ -19,7 +19,7 @@ choices! {
         Synthetic = "synthetic", Text = "text", Jsonl = "jsonl", Json = "json", Parquet = "parquet", Images = "images",
         Cifar10 = "cifar10"
     }
-    RecordFormat { Text = "text", Alpaca = "alpaca", Messages = "messages" }
+    RecordFormat { Text = "text", Alpaca = "alpaca", Messages = "messages", Labelled = "labelled" }
     InstructionPrompt { Chat = "chat", Alpaca = "alpaca" }
     PackingStrategy { BestFit = "best-fit", Cut = "cut" }
     OnBadRecord { Stop = "stop", Skip = "skip" }
@@ -100,10 +100,13 @@ settings! {
         /// Share of an adapter's inputs that training drops.
         dropout: f64 = 0.0, from(0).below(1);
         /// Layers to adapt: whole names, or ends of names behind a dot, such as ["q_proj", "v_proj"]; every linear layer but the
-        /// head if not set, or with "all-linear".
+        /// head if not set, or with "all-linear"; none with "none".
         targets: Vec<String> = Vec::new();
         /// A regular expression of the whole names of layers to adapt, instead of adapter.targets.
         target_pattern: Option<String>;
+        /// Parameters of experts to adapt, named like adapter.targets: ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"] or one of
+        /// them. Neither adapter.exclude nor adapter.layers concerns them. Without this, experts stay as they are.
+        target_parameters: Vec<String> = Vec::new();
         /// Layers not to adapt, named like adapter.targets.
         exclude: Vec<String> = Vec::new();
         /// Numbers of the model's layers to adapt; all if not set.
@@ -134,10 +137,17 @@ settings! {
         paths: Vec<PathBuf> = Vec::new();
         /// Text between two records of a text file; a whole file is one record if not set.
         separator: Option<String>;
-        /// What a record holds: plain text, instruction and answer, or a conversation.
+        /// What a record holds: plain text, instruction and answer, a conversation, or a text with its label.
         format: RecordFormat = RecordFormat::Text;
-        /// Column of the text, in format "text".
+        /// Column of the text, in formats "text" and "labelled".
         text_column: String = "text".to_owned();
+        /// Column of a second text, in format "labelled": the model reads both together.
+        second_text_column: Option<String>;
+        /// Column of the label, in format "labelled": its number or its name.
+        label_column: String = "label".to_owned();
+        /// Names of the labels, in format "labelled", by number; the model's own (`id2label` in config.json) if not set. They are
+        /// saved with the model.
+        labels: Vec<String> = Vec::new();
         /// Column of the instruction, in format "alpaca".
         instruction_column: String = "instruction".to_owned();
         /// Column of the instruction's input, in format "alpaca".
@@ -156,7 +166,7 @@ settings! {
         tokenizer: Option<String>;
         /// File with the chat template, in formats "messages" and "alpaca"; the model's own if not set.
         chat_template: Option<PathBuf>;
-        /// Tokens of a sequence.
+        /// Tokens of a sequence. A labelled text that is longer loses its end.
         sequence: usize = 1024, from(2).to(1 << 20);
         /// Whether records share sequences. If not, each record gets a sequence of its own and loses what does not fit. Not for
         /// images.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use evenkeel_data::{
-    Augment, Clock, Corpus, DataPosition, Encoder, Fill, Format, ImageBatch, ImageOptions, Images, Loader,
+    Augment, Clock, Corpus, DataPosition, Encoder, Fill, Format, ImageBatch, ImageOptions, Images, Labels, Loader,
     LoaderOptions, OPTIONAL_COLUMNS, OnBadRecord, OrderOptions, Packing, RecordCounts, Row, Source, Subset, Template,
     Tokenizer, TokenizerConfig, alpaca_template,
 };
@@ -157,7 +157,7 @@ pub struct Data {
 }
 
 enum Reader {
-    Text { encoder: Arc<Encoder>, packing: Packing },
+    Text { encoder: Arc<Encoder>, packing: Packing, is_labelled: bool },
     Images { training: ImageOptions, evaluation: ImageOptions },
 }
 
@@ -178,13 +178,24 @@ impl Data {
             held_out_every.map(|_| (source.clone(), OrderOptions { part: Subset::HeldOut, ..order }))
         };
         let reader = match (model.config.input, text) {
-            (Input::Tokens { .. }, Some(text)) => {
+            (Input::Tokens { .. }, Some(_)) if data.format == RecordFormat::Labelled => {
+                let what = "the model predicts the next token of texts, the data are labelled texts".to_owned();
+                let hint = "use a classifier of texts, such as BERT, or another data.format".to_owned();
+                return Err(Mistake { what, hint: Some(hint) }.into());
+            }
+            (Input::Texts { .. }, Some(_)) if data.format != RecordFormat::Labelled => {
+                let what = "the model labels texts, the data have no labels".to_owned();
+                return Err(Mistake { what, hint: Some("set data.format = \"labelled\"".to_owned()) }.into());
+            }
+            (Input::Tokens { .. } | Input::Texts { .. }, Some(text)) => {
                 text_reader(settings, model, text, instruction_prompt, &clock, &mut fingerprint)?
             }
             (Input::Images { size, channels, .. }, None) => {
                 image_reader(settings, size, channels, model.config.classes)
             }
-            (Input::Tokens { .. }, None) => return Err(mismatch("the model reads text", "images").into()),
+            (Input::Tokens { .. } | Input::Texts { .. }, None) => {
+                return Err(mismatch("the model reads text", "images").into());
+            }
             (Input::Images { .. }, Some(_)) => return Err(mismatch("the model classifies images", "text").into()),
         };
         let epochs = settings.train.epochs.map(u64::from);
@@ -214,7 +225,8 @@ impl Data {
 
     pub fn reads(&self) -> Reads {
         match &self.reader {
-            Reader::Text { .. } => Reads::Tokens,
+            Reader::Text { is_labelled: false, .. } => Reads::Tokens,
+            Reader::Text { is_labelled: true, .. } => Reads::Texts,
             Reader::Images { .. } => Reads::Images,
         }
     }
@@ -272,7 +284,7 @@ impl Data {
     }
 
     fn samples_in(&self, order: OrderOptions, count: usize) -> Result<Vec<Row>, Error> {
-        let Reader::Text { encoder, packing } = &self.reader else { return Ok(Vec::new()) };
+        let Reader::Text { encoder, packing, .. } = &self.reader else { return Ok(Vec::new()) };
         let packing = Packing { fill: Fill::Single, ..*packing };
         let options = LoaderOptions { workers: 1, ..self.options(order, self.epochs) };
         let mut loader = Loader::rows(self.source.clone(), encoder.clone(), packing, options, None)?;
@@ -358,9 +370,10 @@ impl Data {
         let (batch, source) = (self.batch, source.clone());
         let (time_s, data) = (self.clock.seconds(), self.fingerprint.clone());
         Ok(match &self.reader {
-            Reader::Text { encoder, packing } => {
+            Reader::Text { encoder, packing, is_labelled } => {
                 let loader = Loader::rows(source, encoder.clone(), *packing, options, from)?;
-                Box::new(LoaderFeed { loader, take: move |loader: &mut _| take_rows(loader, batch), time_s, data })
+                let take = if *is_labelled { take_texts } else { take_rows };
+                Box::new(LoaderFeed { loader, take: move |loader: &mut _| take(loader, batch), time_s, data })
             }
             Reader::Images { training: augmented, evaluation } => {
                 let images = Images::new(if training { augmented.clone() } else { evaluation.clone() })?;
@@ -393,6 +406,10 @@ fn open_source(
             vec![data.instruction_column.clone(), data.input_column.clone(), data.output_column.clone()]
         }
         RecordFormat::Messages => vec![data.messages_column.clone(), data.tools_column.clone()],
+        RecordFormat::Labelled => {
+            let texts = [Some(data.text_column.clone()), data.second_text_column.clone()];
+            texts.into_iter().flatten().chain([data.label_column.clone()]).collect()
+        }
     };
     let is_optional = |column: &String| OPTIONAL_COLUMNS.contains(&column.as_str());
     let (optional_columns, columns) = columns.into_iter().partition(is_optional);
@@ -412,6 +429,12 @@ fn text_reader(
 ) -> Result<Reader, Failure> {
     let data = &settings.data;
     let format = match data.format {
+        RecordFormat::Labelled => Format::Labelled {
+            text: data.text_column.clone(),
+            second: data.second_text_column.clone(),
+            label: data.label_column.clone(),
+            labels: labels(model, data.sequence),
+        },
         RecordFormat::Text => Format::Text { column: data.text_column.clone() },
         RecordFormat::Messages => {
             Format::Messages { column: data.messages_column.clone(), tools: data.tools_column.clone() }
@@ -434,14 +457,27 @@ fn text_reader(
         fingerprint.add_contents("data.chat_template", &sources);
         template = text.template(clock.clone())?;
     }
-    let encoder = Arc::new(Encoder::new(text.tokenizer, template, format, model.config.classes)?);
+    let encoder = Arc::new(Encoder::new(text.tokenizer, template, format, vocabulary(&model.config))?);
+    let is_labelled = data.format == RecordFormat::Labelled;
     let fill = match data.packing_strategy {
         Some(PackingStrategy::Cut) => Fill::Cut,
         Some(PackingStrategy::BestFit) => Fill::BestFit,
         None => Fill::Single,
     };
-    let packing = Packing { sequence: data.sequence, fill, label_beyond_cut: data.label_beyond_cut };
-    Ok(Reader::Text { encoder, packing })
+    // The label of a text is that of its first token, which may be its last.
+    let label_beyond_cut = data.label_beyond_cut || is_labelled;
+    let packing = Packing { sequence: data.sequence, fill, label_beyond_cut };
+    Ok(Reader::Text { encoder, packing, is_labelled })
+}
+
+/// Tokens that the model knows.
+fn vocabulary(config: &Config) -> usize {
+    if let Input::Texts { vocabulary, .. } = config.input { vocabulary } else { config.classes }
+}
+
+fn labels(model: &Model, sequence: usize) -> Labels {
+    let types = if let Input::Texts { types, .. } = model.config.input { types } else { 1 };
+    Labels { count: model.config.classes, names: model.config.label_names.clone(), types, sequence }
 }
 
 fn image_reader(settings: &Settings, size: usize, channels: usize, classes: usize) -> Reader {
@@ -592,6 +628,24 @@ fn take_rows(loader: &mut Loader<Row>, batch: usize) -> Result<Option<Samples>, 
         segment_lengths.extend(row.segment_lengths);
     }
     Ok((!ids.is_empty()).then_some(Samples::Tokens { ids, labels, segment_lengths }))
+}
+
+/// A row's texts, each with the label that its first token has; padding has none.
+fn take_texts(loader: &mut Loader<Row>, batch: usize) -> Result<Option<Samples>, Error> {
+    let (mut ids, mut types, mut labels, mut segment_lengths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..batch {
+        let Some(row) = loader.next()? else { break };
+        let firsts = row.segment_lengths.iter().scan(0, |end, &length| {
+            *end += length;
+            Some(*end - length)
+        });
+        labels.extend(firsts.map(|first| row.labels[first]));
+        ids.extend(row.ids);
+        types.extend(row.types);
+        segment_lengths.extend(row.segment_lengths);
+    }
+    assert_eq!(types.len(), ids.len(), "a type for each token of a labelled text");
+    Ok((!ids.is_empty()).then_some(Samples::Texts { ids, types, labels, segment_lengths }))
 }
 
 fn take_images(loader: &mut Loader<ImageBatch>) -> Result<Option<Samples>, Error> {

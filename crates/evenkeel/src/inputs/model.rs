@@ -8,9 +8,9 @@ use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
     ADAPTER_CONFIG, AdapterConfig, Adapters, Config, Input, Merger, Model, PEFT_PREFIX, ParamId, ParamSpec, Parameters,
-    ZeroSharding,
+    Quantization, ZeroSharding,
 };
-use evenkeel_store::{FileDtype, Format, NewFolder, Source, copy_file, exists, read_json};
+use evenkeel_store::{FileDtype, Format, NewFolder, RawTensor, Source, copy_file, exists, read_config};
 use evenkeel_train::{save_adapter, save_weights};
 use serde_json::{Value, json};
 
@@ -33,8 +33,6 @@ pub struct ModelInput {
     /// Whether the model is trained here; if not, its images are prepared as its folder says.
     is_trained_here: bool,
 }
-
-const CONFIG_BYTES: u64 = 16 << 20;
 
 fn check_positions(sequence: usize, positions: usize) -> Result<(), Mistake> {
     if sequence <= positions {
@@ -69,6 +67,17 @@ impl ModelInput {
         input.continue_adapter(config)?;
         input.check_adapter(&config.settings)?;
         input.check_packed(&config.settings)?;
+        input.check_stages(&config.settings)?;
+        if let Some(folder) = &input.folder {
+            let new = input.model.new_modules(&folder.base);
+            let names: Vec<String> = new.iter().map(|module| format!("`{module}`")).collect();
+            if !names.is_empty() {
+                warn(&format!(
+                    "the model's folder has no {}: training begins with random numbers there",
+                    names.join(" and ")
+                ));
+            }
+        }
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
     }
@@ -119,7 +128,7 @@ impl ModelInput {
 
     /// Whether the folder's own weights are in 4 bits.
     pub fn is_saved_packed(&self) -> bool {
-        self.json.get("quantization_config").is_some()
+        self.model.config.quantization == Some(Quantization::Nf4)
     }
 
     /// Refuses what the configuration alone does not show: `model.path` may be the folder of an adapter.
@@ -133,6 +142,28 @@ impl ModelInput {
             return Err(Mistake { what, hint: Some("set adapter.kind = \"lora\"".to_owned()) });
         }
         Ok(())
+    }
+
+    /// Refuses a pipeline where layers depend on others beside the stream: for the loss of balance among experts, and where they
+    /// hand values on.
+    fn check_stages(&self, settings: &Settings) -> Result<(), Mistake> {
+        let (pp, config) = (settings.parallel.pp, &self.model.config);
+        if pp == 1 || config.can_be_in_stages() {
+            return Ok(());
+        }
+        if config.hands_values_on() {
+            let keys: Vec<&str> = config.handing_keys().collect();
+            let what = format!(
+                "parallel.pp is {pp}, but layers of this model hand values to later ones: config.json sets {}",
+                keys.join(" and ")
+            );
+            return Err(Mistake { what, hint: Some("use parallel.pp = 1".to_owned()) });
+        }
+        let what = format!(
+            "parallel.pp is {pp}, but with `output_router_logits` in config.json the loss has a term for balance among experts, which depends on all layers at once"
+        );
+        let hint = "use parallel.pp = 1, or train without that term: model.ignore_keys = [\"output_router_logits\"]";
+        Err(Mistake { what, hint: Some(hint.to_owned()) })
     }
 
     /// Refuses what cannot be done with weights in 4 bits. The folder may be the first to say that they are.
@@ -163,6 +194,7 @@ impl ModelInput {
     pub fn read(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let ignored = &config.settings.model.ignore_keys;
         let adapter = &config.settings.adapter;
+        let labels = &config.settings.data.labels;
         let described = |json: Value| -> Result<(Model, Value), Failure> {
             let json = without_keys(&json, ignored, "model.ignore_keys");
             let model = Model::from_json(&json)?;
@@ -171,9 +203,10 @@ impl ModelInput {
         let ((model, json), folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = ModelFolder::open(path, adapter.path.as_deref())?;
-                (folder.model(ignored, "model.ignore_keys", adapter.packs())?, Some(folder))
+                let json = with_labels(without_keys(folder.base.config(), ignored, "model.ignore_keys"), labels);
+                (folder.model_as(json, adapter.packs())?, Some(folder))
             }
-            ModelSource::Config(path) => (described(read_json(path, CONFIG_BYTES)?)?, None),
+            ModelSource::Config(path) => (described(with_labels(read_config(path)?, labels))?, None),
             ModelSource::Sizes(sizes) => {
                 let tokenizer = tokenizer.ok_or_else(no_new_classifier)?;
                 (described(new_config(sizes, tokenizer, config.settings.data.sequence))?, None)
@@ -181,12 +214,17 @@ impl ModelInput {
         };
         let is_adapted = model.config.adapters.is_some();
         let model = match adapter.new_adapter().filter(|_| !is_adapted) {
-            Some(new) => model.newly_adapted(new)?,
+            Some(new) => {
+                let begun = folder.as_ref().map_or_else(Vec::new, |folder| model.new_modules(&folder.base));
+                model.newly_adapted(with_classifier(new, &model, &begun))?
+            }
             None => model,
         };
-        let model = model.for_device(config.settings.device.kind);
+        let kind = config.settings.device.kind;
+        model.check_device(kind)?;
+        let model = model.for_device(kind);
         config.fit_sequence(model.config.positions);
-        if let Input::Tokens { learned_positions: Some(positions) } = model.config.input {
+        if let Some(positions) = model.config.input.most_positions() {
             check_positions(config.settings.data.sequence, positions)?;
         }
         let classes = classes(&config.settings)?;
@@ -202,7 +240,9 @@ impl ModelInput {
     /// The dtype of the weights in the model's folder, as far as it can be written; what config.json says nothing of is f32.
     pub fn saved_dtype(&self) -> Dtype {
         let dtype = ["dtype", "torch_dtype"].iter().find_map(|key| self.json.get(key)?.as_str());
-        if dtype == Some("bfloat16") { Dtype::Bf16 } else { Dtype::F32 }
+        // Experts in MXFP4 lie beside BF16, and BF16 holds them exactly.
+        let is_mxfp4 = self.model.config.quantization == Some(Quantization::Mxfp4);
+        if dtype == Some("bfloat16") || is_mxfp4 { Dtype::Bf16 } else { Dtype::F32 }
     }
 
     /// Writes the model with the adapter of its own folder merged into it.
@@ -252,7 +292,7 @@ impl ModelInput {
         match &self.model.config.adapters {
             None => {
                 self.save_config(&new, dtype)?;
-                save_weights(&new, specs, file_dtype(dtype), read_rows)?;
+                save_weights(&new, specs, file_dtype(dtype), &self.carried(), read_rows)?;
             }
             Some(adapters) => {
                 new.write_json(ADAPTER_CONFIG, &self.peft_config(adapters))?;
@@ -287,11 +327,16 @@ impl ModelInput {
             save_tokenizer(&new, tokenizer)?;
         }
         self.save_config(&new, dtype)?;
-        save_weights(&new, &written, file_dtype(dtype), |id, rows| {
+        save_weights(&new, &written, file_dtype(dtype), &self.carried(), |id, rows| {
             let id = of_base[id.0];
             if specs[id.0].is_trained { read_rows(id, rows) } else { Ok(merger.read_rows(id, rows)?) }
         })?;
         Ok(new.commit(replace)?)
+    }
+
+    /// The tensors that belong to other parts of the model than its text.
+    fn carried(&self) -> Vec<RawTensor<'_>> {
+        self.folder.as_ref().map_or_else(Vec::new, |folder| self.model.carried(&folder.base))
     }
 
     /// The names of what an adapter's file has. PEFT writes a trained embedding twice if a head is tied to it.
@@ -312,7 +357,11 @@ impl ModelInput {
         let base = base.map_or_else(String::new, |path| {
             std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
         });
-        let task = matches!(config.input, Input::Tokens { .. }).then_some("CAUSAL_LM");
+        let task = match config.input {
+            Input::Tokens { .. } => Some("CAUSAL_LM"),
+            Input::Texts { .. } => Some("SEQ_CLS"),
+            Input::Images { .. } => None,
+        };
         adapters.config.to_peft(&base, task, config.family.is_transposed, &self.model.adapted_names())
     }
 
@@ -325,6 +374,10 @@ impl ModelInput {
             object.insert("dtype".to_owned(), json!(file_dtype_name(dtype)));
             if self.model.config.head_begins_as_embedding {
                 object.insert("tie_word_embeddings".to_owned(), json!(false));
+            }
+            if matches!(self.model.config.input, Input::Texts { .. }) {
+                // The folder's own class may be one without labels.
+                object.insert("architectures".to_owned(), json!([self.model.config.family.class]));
             }
             if !self.classes.is_empty() {
                 let (by_label, by_name) = label_tables(&self.classes, self.model.config.classes);
@@ -342,6 +395,9 @@ impl ModelInput {
             }
             return folder.write_json("preprocessor_config.json", &preprocessor(size, channels));
         }
+        if self.model.config.input.is_classified() {
+            return Ok(());
+        }
         if copy_present(folder, from, &["generation_config.json"])?.is_empty() {
             let tokens = ["bos_token_id", "eos_token_id", "pad_token_id"];
             let tokens = tokens.iter().filter_map(|&key| Some((key.to_owned(), json.get(key)?.clone())));
@@ -358,6 +414,29 @@ fn classes(settings: &Settings) -> Result<Vec<String>, evenkeel_store::Error> {
         _ => return Ok(Vec::new()),
     };
     Source::classes_of(&format, &settings.data.paths)
+}
+
+/// config.json with these names of labels, if there are some.
+fn with_labels(mut json: Value, labels: &[String]) -> Value {
+    if let (Some(object), false) = (json.as_object_mut(), labels.is_empty()) {
+        let (by_label, by_name) = label_tables(labels, labels.len());
+        object.extend([("id2label".to_owned(), by_label), ("label2id".to_owned(), by_name)]);
+        object.remove("num_labels");
+    }
+    json
+}
+
+/// An adapter of a classifier of texts trains its head whole, as PEFT does, and what else begins with random numbers.
+fn with_classifier(mut adapter: AdapterConfig, model: &Model, begun: &[&str]) -> AdapterConfig {
+    if matches!(model.config.input, Input::Texts { .. }) {
+        let trained = &mut adapter.trained_modules;
+        for module in ["classifier"].iter().chain(begun) {
+            if !trained.iter().any(|other| module.starts_with(other.as_str())) {
+                trained.push((*module).to_owned());
+            }
+        }
+    }
+    adapter
 }
 
 /// `id2label` and `label2id`. Labels without a class in the data keep the names that transformers gives them.

@@ -43,7 +43,11 @@ impl ModelFolder {
     /// The model, its adapter included, once the folder's tensors are known to fit; and config.json without the ignored keys.
     /// `option` is where the user named those. `packs` says whether to hold its linear layers in 4 bits; a quantised folder's are.
     pub fn model(&self, ignored: &[String], option: &str, packs: bool) -> Result<(Model, Value), Failure> {
-        let json = without_keys(self.base.config(), ignored, option);
+        self.model_as(without_keys(self.base.config(), ignored, option), packs)
+    }
+
+    /// The same with this config.json.
+    pub fn model_as(&self, json: Value, packs: bool) -> Result<(Model, Value), Failure> {
         let model = self.base_model(&json, packs)?;
         model.check(&self.base)?;
         let Some(adapter) = &self.adapter else { return Ok((model, json)) };

@@ -2,7 +2,7 @@
 
 mod shards;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 
 use evenkeel_device::DType;
@@ -91,6 +91,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             let of_input = format!("vocabulary     {}{tied}\npositions      {positions}", config.classes);
             (batch * sequence, of_input, format!("{batch} × {sequence} tokens"))
         }
+        Input::Texts { vocabulary, positions, .. } => {
+            let labels = config.classes;
+            let of_input = format!("vocabulary     {vocabulary}\npositions      {positions}\nlabels         {labels}");
+            (batch * sequence, of_input, format!("{batch} × {sequence} tokens"))
+        }
         Input::Images { size, patch, channels } => {
             let of_input = format!("images         {size}², patch {patch}, {} labels", config.classes);
             (batch * channels * size * size, of_input, format!("{batch} images"))
@@ -113,8 +118,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let micros = vec![Samples::blank(config.input, batch, sequence); strategy.micros_per_step()];
     // A run has its tokenizer in memory.
     let tokenizer = TokenizerSource::Path(folder.folder_with("tokenizer.json"));
-    let tokenizer =
-        matches!(config.input, Input::Tokens { .. }).then(|| Text::from_source(&tokenizer, "data.tokenizer"));
+    let tokenizer = config.input.is_text().then(|| Text::from_source(&tokenizer, "data.tokenizer"));
     let (mut rows, mut of_ranks) = (Vec::new(), Vec::new());
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {
@@ -158,14 +162,26 @@ fn describe(model: &Model, of_input: &str) -> String {
         format!("parameters     {}", describe_parameters(model)),
         format!("layers         {}", config.layers.len()),
         format!("hidden         {}, {}", config.hidden, describe_ffn(config)),
-        format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
+        format!("heads          {}", describe_heads(config)),
         of_input.to_owned(),
     ]
     .join("\n")
 }
 
+/// The sizes of heads, in the order in which layers first have them.
+fn describe_heads(config: &Config) -> String {
+    let mut sizes: Vec<(usize, usize)> = config.layers.iter().map(|layer| (layer.head_dim, layer.kv_heads)).collect();
+    let mut seen = HashSet::new();
+    sizes.retain(|&size| seen.insert(size));
+    let describe = |(dim, kv_heads): &(usize, usize)| format!("of size {dim}, {kv_heads} for keys and values");
+    format!("{} {}", config.heads, sizes.iter().map(describe).collect::<Vec<_>>().join("; "))
+}
+
 fn describe_ffn(config: &Config) -> String {
     let Some(Experts { count, chosen, ffn, .. }) = config.experts else { return format!("FFN {}", config.ffn) };
+    if config.family.has_experts_beside() {
+        return format!("FFN {} and {count} experts of FFN {ffn}, {chosen} for each token", config.ffn);
+    }
     let dense = config.layers.iter().filter(|layer| !layer.has_experts).count();
     let dense = if dense == 0 { String::new() } else { format!("; FFN {} in {dense} layers", config.ffn) };
     format!("{count} experts of FFN {ffn}, {chosen} for each token{dense}")
@@ -196,7 +212,11 @@ fn describe_parameters(model: &Model) -> String {
 
 /// The adapters, and the modules that are trained whole beside them.
 fn describe_trained(model: &Model) -> String {
-    let adapters = format!("adapters of {} layers", model.adapted_names().len());
+    let experts = match model.adapted_expert_names().len() {
+        0 => String::new(),
+        count => format!(" and {count} parameters of experts"),
+    };
+    let adapters = format!("adapters of {} layers{experts}", model.adapted_names().len());
     let whole = model.specs.iter().filter(|spec| spec.is_trained && !spec.is_adapter);
     let whole: u64 = whole.map(|spec| spec.whole.iter().product::<usize>() as u64).sum();
     let modules = model.config.adapters.iter().flat_map(|adapters| &adapters.config.trained_modules);
@@ -244,11 +264,13 @@ impl Arguments {
 
 fn sequence(arguments: &Arguments, config: &Config) -> Result<usize, Mistake> {
     const USUAL: usize = 1024;
-    let Input::Tokens { learned_positions } = config.input else { return Ok(1) };
+    if !config.input.is_text() {
+        return Ok(1);
+    }
     let Some(sequence) = arguments.sequence.map(|sequence| sequence as usize) else {
         return Ok(config.positions.map_or(USUAL, |positions| USUAL.min(positions.max(1))));
     };
-    if let Some(longest) = learned_positions.filter(|&longest| sequence > longest) {
+    if let Some(longest) = config.input.most_positions().filter(|&longest| sequence > longest) {
         return Err(Mistake {
             what: format!("--sequence is {sequence}, this model has {longest} positions"),
             hint: Some(format!("use --sequence {longest} or less")),

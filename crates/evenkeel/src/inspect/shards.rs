@@ -23,7 +23,7 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
         row
     };
     let ranks: Vec<Vec<String>> = shards.iter().zip(costs).map(rank).collect();
-    let classes = if shards[0].shard.patch_elements.is_empty() { "vocabulary" } else { "labels" };
+    let classes = if shards[0].config.input.is_classified() { "labels" } else { "vocabulary" };
     let header =
         ["rank", "heads", "kv heads", "FFN columns", classes, "parameters", "state", "tensors", "exchanged", "work"];
     format!("{}\n\n{}", text::table(&header, &ranks), parameters(shards))

@@ -110,7 +110,9 @@ impl<'a> Job<'a> {
     /// Whether the strategy has the axes that are wanted.
     pub fn is_wanted(&self, strategy: &Strategy) -> bool {
         let Mesh { pp, dp, tp } = strategy.mesh();
-        self.axes.iter().zip([pp, dp, tp]).all(|(wanted, axis)| wanted.is_none_or(|wanted| wanted == axis))
+        let may_be_pipeline = pp == 1 || self.model.config.can_be_in_stages();
+        let axes = self.axes.iter().zip([pp, dp, tp]);
+        may_be_pipeline && axes.into_iter().all(|(wanted, axis)| wanted.is_none_or(|wanted| wanted == axis))
     }
 
     /// By rank: the cost of a step, from dry runs, if ranks are alike that have the same kind of place.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
-use evenkeel_model::{Input, Model};
-use evenkeel_report::{Begun, BestEvaluation, ProgressLine, ProgressOptions, RunEvent, Sink, Style, Summary};
+use evenkeel_model::Model;
+use evenkeel_report::{Begun, BestEvaluation, ProgressLine, ProgressOptions, Reads, RunEvent, Sink, Style, Summary};
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
@@ -211,7 +211,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     summary.memory(process::peak_bytes());
     let usage = Usage {
-        reads_text: data.tokenizer().is_some(),
+        generates_text: data.reads() == Reads::Tokens,
         is_chat,
         // A folder whose weights are in 4 bits says so itself.
         packs: settings.adapter.packs() && !input.is_saved_packed(),
@@ -410,7 +410,7 @@ pub fn arrange_steps(
 
 /// Ways in which a run that does not fit in memory can use less.
 fn how_to_use_less(settings: &Settings, model: &Model) -> String {
-    let is_of_tokens = matches!(model.config.input, Input::Tokens { .. });
+    let is_of_tokens = model.config.input.is_text();
     let ways = [
         (true, "a smaller train.batch"),
         (is_of_tokens, "a smaller data.sequence"),
@@ -502,7 +502,7 @@ fn describe_no_gain(progress: &Progress) -> String {
 
 /// How a trained model is used.
 struct Usage {
-    reads_text: bool,
+    generates_text: bool,
     is_chat: bool,
     /// Whether its base is to be held in 4 bits.
     packs: bool,
@@ -539,7 +539,7 @@ fn conclusion(
         let model = folder.model().display().to_string();
         lines.push("\nWhat to try next:".to_owned());
         let base = if usage.packs { " --base nf4" } else { "" };
-        if usage.reads_text {
+        if usage.generates_text {
             let prompt = settings.sample.prompts.first().map_or("Hello", String::as_str);
             let chat = if usage.is_chat { " --chat" } else { "" };
             lines.push(format!("  evenkeel generate {model}{base}{chat} --prompt {}", quoted(prompt)));

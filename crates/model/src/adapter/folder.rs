@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use evenkeel_store::{SafeTensorsFile, read_json};
 use serde_json::Value;
 
+use super::experts::ExpertFile;
 use super::{AdapterConfig, PEFT_PREFIX, names, targets};
 use crate::chain::model::Model;
 use crate::error::Error;
@@ -23,6 +24,8 @@ pub struct AdapterFolder {
     /// The model that it belongs to: a folder or a hub's name.
     pub base: Option<String>,
     pub config: AdapterConfig,
+    /// The version of PEFT that saved it, if it says so.
+    pub(super) peft_version: Option<String>,
     pub(crate) weights: SafeTensorsFile,
 }
 
@@ -35,15 +38,19 @@ pub enum AdapterValues<'a> {
     Saved(&'a AdapterFolder),
 }
 
+/// Reads elements of a parameter, row-major.
+pub(crate) type ReadElements<'f> = Box<dyn Fn(Range<usize>, &mut [f32]) -> Result<(), Error> + 'f>;
+
 impl AdapterFolder {
     pub fn open(path: &Path) -> Result<AdapterFolder, Error> {
         let json: Value = read_json(path.join(ADAPTER_CONFIG), CONFIG_BYTES)?;
         let mut config = AdapterConfig::from_peft(&json)?;
         let base = json["base_model_name_or_path"].as_str().map(str::to_owned);
+        let peft_version = json["peft_version"].as_str().map(str::to_owned);
         let weights = SafeTensorsFile::open(path.join(ADAPTER_WEIGHTS))?;
         let is_new = |name: &str| name.strip_prefix(PEFT_PREFIX).is_some_and(names::is_new);
         config.has_new_names = weights.names().any(is_new);
-        Ok(AdapterFolder { path: path.to_owned(), base, config, weights })
+        Ok(AdapterFolder { path: path.to_owned(), base, config, peft_version, weights })
     }
 
     /// The number of the last layer that has an adapter.
@@ -59,9 +66,25 @@ impl Model {
         let spec = &self.specs[id.0];
         let cols = spec.whole[1];
         let mut values = vec![0.0; rows.len() * cols];
-        let tensor = folder.weights.tensor(&self.peft_name(spec)).expect("names were compared");
-        tensor.read(rows.start * cols..rows.end * cols, &mut values)?;
+        self.saved_values(folder, spec)?(rows.start * cols..rows.end * cols, &mut values)?;
         Ok(values)
+    }
+
+    /// Reads elements of a whole parameter that a saved adapter has, once the adapter is known to fit.
+    pub(crate) fn saved_values<'f>(
+        &self,
+        folder: &'f AdapterFolder,
+        spec: &ParamSpec,
+    ) -> Result<ReadElements<'f>, Error> {
+        if let Some(factor) = spec.expert_factor {
+            let whole = self.read_expert_factor(folder, spec, factor)?;
+            return Ok(Box::new(move |elements, out| {
+                out.copy_from_slice(&whole[elements]);
+                Ok(())
+            }));
+        }
+        let tensor = folder.weights.tensor(&self.peft_name(spec)).expect("names were compared");
+        Ok(Box::new(move |elements, out| Ok(tensor.read(elements, out)?)))
     }
 
     /// The name of a parameter in an adapter's file.
@@ -106,12 +129,15 @@ impl Model {
             let (name, folder, unexpected) = (name.to_string(), folder.path.clone(), unexpected.len());
             return Err(Error::UnexpectedTensor { name, folder, unexpected });
         }
-        for spec in trained() {
+        // Swapped, all factors of experts have the shapes of that.
+        let swapped = self.expert_file(folder)? == ExpertFile::Swapped;
+        for spec in trained().filter(|spec| !swapped || spec.expert_factor.is_none()) {
             let name = self.peft_name(spec);
             let tensor = file.tensor(&name).expect("it is not missing");
-            if tensor.shape() != spec.shape {
+            let expected = spec.shape_in_adapter_file();
+            if tensor.shape() != expected {
                 let (file, found) = (file.path().to_owned(), tensor.shape().to_vec());
-                return Err(Error::WrongShape { name, file, found, expected: spec.shape.clone() });
+                return Err(Error::WrongShape { name, file, found, expected });
             }
         }
         Ok(())

@@ -11,7 +11,8 @@ use crate::chain::model::Model;
 use crate::error::Error;
 use crate::nf4::packed::OwnedWeight;
 use crate::parameters::ParamId;
-use crate::parameters::load::{read_behind, with_packed};
+use crate::parameters::load::with_packed;
+use crate::parameters::mxfp4::SavedNumbers;
 
 /// Reads a model's weights with its adapters' products added and, with DoRA, rows brought to their magnitudes, in f32.
 pub struct Merger<'a> {
@@ -26,9 +27,9 @@ pub struct Merger<'a> {
 
 struct Factors {
     weight: AdaptedWeight,
-    /// [rank, inputs]
+    /// [rank, inputs], of each expert one below the other.
     a: Vec<f32>,
-    /// [outputs, rank]
+    /// [outputs, rank], likewise.
     b: Vec<f32>,
     scaling: RowScaling,
 }
@@ -94,8 +95,8 @@ impl<'a> Merger<'a> {
             self.expanded(id, names.first().expect("a parameter of the base"), elements)?
         } else {
             let mut values = vec![0.0; elements.len()];
-            let tensors: Vec<_> = names.iter().map(|name| self.base.tensor(name).expect("matched before")).collect();
-            read_behind(&tensors, spec, elements, &mut values)?;
+            let saved = SavedNumbers::open(self.base, spec, names, self.model.has_mxfp4())?;
+            saved.read(spec, elements, &mut values)?;
             values
         };
         if let Some(factors) = self.adapted.get(&id) {
@@ -121,19 +122,23 @@ impl<'a> Merger<'a> {
 impl Factors {
     /// Adds `scale·B·A`, transposed if the weight is stored so. The product is summed in f32 before it is scaled and added.
     fn add_to(&self, values: &mut [f32], rows: Range<usize>, cols: usize) {
-        let AdaptedWeight { scale, transposed, rank, .. } = self.weight;
-        let inputs = self.a.len() / rank;
+        let AdaptedWeight { scale, transposed, rank, experts, .. } = self.weight;
+        let [inputs, outputs] = [&self.a, &self.b].map(|factor| factor.len() / (rank * experts));
+        let rows_of_expert = if transposed { inputs } else { outputs };
         let mut sums = vec![0.0; cols];
         for (row, values) in rows.zip(values.chunks_exact_mut(cols.max(1))) {
+            let (expert, row) = (row / rows_of_expert, row % rows_of_expert);
+            let a = &self.a[expert * rank * inputs..][..rank * inputs];
+            let b = &self.b[expert * outputs * rank..][..outputs * rank];
             sums.fill(0.0);
             for r in 0..rank {
                 if transposed {
-                    let a = self.a[r * inputs + row];
-                    let b = self.b[r..].iter().step_by(rank);
+                    let a = a[r * inputs + row];
+                    let b = b[r..].iter().step_by(rank);
                     sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
                 } else {
-                    let b = self.b[row * rank + r];
-                    let a = &self.a[r * inputs..][..inputs];
+                    let b = b[row * rank + r];
+                    let a = &a[r * inputs..][..inputs];
                     sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += b * a);
                 }
             }

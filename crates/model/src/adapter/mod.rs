@@ -3,6 +3,7 @@
 //! An adapted layer computes `x·Wᵀ + s·D(x)·Aᵀ·Bᵀ + bias`: A is [rank, inputs], B [outputs, rank], and D drops some inputs. DoRA
 //! multiplies each output, before the bias, by `m/‖W + s·B·A‖`: a trained magnitude over the norm of the output's row.
 
+mod experts;
 mod folder;
 mod magnitude;
 mod merge;
@@ -16,6 +17,7 @@ use regex::Regex;
 
 use crate::error::Error;
 use crate::parameters::ParamSpec;
+pub use experts::ExpertFactor;
 pub use folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFolder, AdapterValues};
 pub use merge::Merger;
 pub use peft::PEFT_PREFIX;
@@ -34,6 +36,9 @@ pub struct AdapterConfig {
     /// The share of an adapter's inputs that training drops.
     pub dropout: f32,
     pub targets: Targets,
+    /// The parameters of experts that are adapted: whole names, or ends of names behind a dot. What is excluded and which layers
+    /// are adapted does not concern them, as in PEFT.
+    pub parameters: Vec<String>,
     pub excluded: Option<Targets>,
     /// The only layers to adapt, by their numbers.
     pub layers: Option<Vec<usize>>,
@@ -81,6 +86,7 @@ impl Default for AdapterConfig {
             alpha: 8.0,
             dropout: 0.0,
             targets: Targets::AllLinear,
+            parameters: Vec::new(),
             excluded: None,
             layers: None,
             rank_patterns: Vec::new(),
@@ -105,7 +111,7 @@ pub struct Adapters {
     alphas: Vec<(Regex, f32)>,
 }
 
-/// The adapter of one linear layer.
+/// The adapter of one linear layer, or of one parameter of experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayerAdapter {
     pub rank: usize,
@@ -132,6 +138,14 @@ impl Adapters {
         if !(0.0..1.0).contains(&config.dropout) {
             return Err(Error::BadAdapter { what: format!("dropout {} is not between 0 and 1", config.dropout) });
         }
+        if !config.parameters.is_empty() {
+            let refused = [("lora_dropout", config.dropout > 0.0), ("use_dora", config.is_dora)];
+            if let Some((key, _)) = refused.iter().find(|(_, is_set)| *is_set) {
+                let what =
+                    format!("`{key}` is set beside `target_parameters`: adapters of experts have none, as in PEFT");
+                return Err(Error::BadAdapter { what });
+            }
+        }
         let alphas = config.alpha_patterns.iter().map(|(_, alpha)| *alpha).chain([config.alpha]);
         if let Some(alpha) = alphas.into_iter().find(|alpha| !alpha.is_finite()) {
             return Err(Error::BadAdapter { what: format!("alpha is {alpha}") });
@@ -153,20 +167,28 @@ impl Adapters {
     /// The adapter of the linear layer of this name, if it has one.
     pub(crate) fn of(&self, module: &str) -> Option<LayerAdapter> {
         let module = &self.name_of(module);
-        let AdapterConfig { dropout, init, scaling, is_dora, ref layers, .. } = self.config;
+        let layers = self.config.layers.as_deref();
         if self.excluded.as_ref().is_some_and(|excluded| excluded.matches(module, None)) {
             return None;
         }
-        if !self.targets.matches(module, layers.as_deref()) {
-            return None;
-        }
-        let rank = targets::first_match(&self.ranks, module).unwrap_or(self.config.rank);
-        let alpha = targets::first_match(&self.alphas, module).unwrap_or(self.config.alpha);
+        self.targets.matches(module, layers).then(|| self.at(module))
+    }
+
+    /// The adapter of the experts' parameter of this name, if it has one.
+    pub(crate) fn of_parameter(&self, name: &str) -> Option<LayerAdapter> {
+        let is_meant = |target: &String| name == target || targets::is_end(name, target);
+        self.config.parameters.iter().any(is_meant).then(|| self.at(name))
+    }
+
+    fn at(&self, name: &str) -> LayerAdapter {
+        let AdapterConfig { dropout, init, scaling, is_dora, .. } = self.config;
+        let rank = targets::first_match(&self.ranks, name).unwrap_or(self.config.rank);
+        let alpha = targets::first_match(&self.alphas, name).unwrap_or(self.config.alpha);
         let divisor = match scaling {
             AdapterScaling::ByRank => rank as f64,
             AdapterScaling::ByRoot => (rank as f64).sqrt(),
         };
-        Some(LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, is_dora, init })
+        LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, is_dora, init }
     }
 
     /// Whether training changes a parameter: an adapter's, or one of a module that is trained whole.
@@ -176,8 +198,18 @@ impl Adapters {
     }
 
     /// Compares the targets and the modules that are trained whole with a model's: each must be there.
-    pub(crate) fn check(&self, specs: &[ParamSpec], linears: &[String], ends: &Ends) -> Result<(), Error> {
+    pub(crate) fn check(
+        &self,
+        specs: &[ParamSpec],
+        linears: &[String],
+        experts: &[String],
+        ends: &Ends,
+    ) -> Result<(), Error> {
         let linears = self.names_of(linears);
+        let is_idle = |target: &&String| !experts.iter().any(|name| name == *target || targets::is_end(name, target));
+        if let Some(target) = self.config.parameters.iter().find(is_idle) {
+            return Err(Error::IdleParameter { target: target.clone(), parameters: last_names(experts) });
+        }
         if let Some(target) = self.targets.idle(&linears) {
             return Err(ends.as_target(&target, &self.targets).unwrap_or_else(|| idle(target, &linears)));
         }

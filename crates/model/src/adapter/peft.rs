@@ -8,6 +8,9 @@ use crate::error::Error;
 /// Names of tensors in PEFT's files begin so.
 pub const PEFT_PREFIX: &str = "base_model.model.";
 
+/// The first version of PEFT whose files have experts' adapters as those written here.
+const EXPERTS_VERSION: &str = "0.19.0";
+
 /// Keys that change nothing here: what was trained, where, and with which versions.
 const IGNORED: [&str; 13] = [
     "auto_mapping",
@@ -38,11 +41,17 @@ impl AdapterConfig {
             other => return Err(bad(format!("`peft_type` is {}, expected \"LORA\"", shown(other.as_ref())))),
         }
         let defaults = AdapterConfig::default();
+        let parameters = keys.names("target_parameters")?;
         let config = AdapterConfig {
             rank: keys.number("r")?.map_or(Ok(defaults.rank), |rank| whole("r", rank))?,
             alpha: keys.number("lora_alpha")?.map_or(defaults.alpha, |alpha| alpha as f32),
             dropout: keys.number("lora_dropout")?.unwrap_or(0.0) as f32,
-            targets: keys.targets("target_modules")?.ok_or_else(|| bad("`target_modules` is missing".to_owned()))?,
+            targets: match keys.targets("target_modules")? {
+                Some(targets) => targets,
+                None if !parameters.is_empty() => Targets::Names(Vec::new()),
+                None => return Err(bad("`target_modules` is missing".to_owned())),
+            },
+            parameters,
             excluded: keys.targets("exclude_modules")?,
             layers: keys.layers()?,
             rank_patterns: {
@@ -90,6 +99,8 @@ impl AdapterConfig {
         let patterns = |patterns: Vec<(&String, Value)>| -> Map<String, Value> {
             patterns.into_iter().map(|(pattern, value)| (pattern.clone(), value)).collect()
         };
+        // Tells whose order of the experts' inputs and outputs the tensors have.
+        let version = (!self.parameters.is_empty()).then_some(EXPERTS_VERSION);
         let ranks = self.rank_patterns.iter().map(|(pattern, rank)| (pattern, json!(rank))).collect();
         let alphas = self.alpha_patterns.iter().map(|(pattern, alpha)| (pattern, json!(alpha))).collect();
         json!({
@@ -103,6 +114,8 @@ impl AdapterConfig {
             "use_rslora": self.scaling == AdapterScaling::ByRoot,
             "use_dora": self.is_dora,
             "target_modules": targets(&self.targets),
+            "target_parameters": (!self.parameters.is_empty()).then_some(&self.parameters),
+            "peft_version": version,
             "exclude_modules": self.excluded.as_ref().map(targets),
             "layers_to_transform": self.layers,
             "rank_pattern": patterns(ranks),

@@ -63,7 +63,7 @@ impl Matcher {
     }
 }
 
-fn is_end(module: &str, name: &str) -> bool {
+pub(super) fn is_end(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.ends_with('.'))
 }
 

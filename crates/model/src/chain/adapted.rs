@@ -67,13 +67,15 @@ pub(super) struct AdapterInputGradient {
     pub dropped: Option<Tensor>,
 }
 
-/// The weight of an adapted layer, and the adapter's factors.
+/// The weight of an adapted layer, and the adapter's factors. Those of experts lie one below the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdaptedWeight {
     pub weight: ParamId,
     pub a: ParamId,
     pub b: ParamId,
     pub rank: usize,
+    /// 1 for a linear layer.
+    pub experts: usize,
     pub scale: f32,
     /// Whether the weight is stored [in, out].
     pub transposed: bool,
@@ -99,20 +101,19 @@ impl Body {
     /// Returns the room that the output's gradient should have.
     fn make_room(&mut self, specs: &[ParamSpec]) -> usize {
         self.rooms.fill(0);
+        let gapless: Vec<Slot> = self.ops.iter().flat_map(Op::slots_without_gaps).collect();
         for op in &mut self.ops {
             let Op::Linear(linear @ Linear { transposed: false, .. }) = op else { continue };
             let Some(adapter) = &mut linear.adapter else { continue };
             (adapter.place, adapter.beside) = (None, None);
             let weight = &specs[linear.weight.0];
-            if weight.is_trained || weight.is_packed {
+            if weight.is_trained || weight.is_packed || gapless.contains(&linear.x) {
                 continue;
             }
             adapter.place = Some(Place { first: self.rooms[linear.x.0], group: None });
             adapter.beside = adapter.magnitude.is_none().then_some(linear.out);
             self.rooms[linear.x.0] += specs[adapter.a.0].matrix[0];
         }
-        // A norm of heads wants them without gaps.
-        let gapless: Vec<Slot> = self.ops.iter().filter_map(|op| op.reads_heads_without_gaps()).collect();
         for layers in self.ops.chunk_by_mut(|before, after| before.linear_input() == after.linear_input()) {
             group(layers, specs, &gapless);
         }

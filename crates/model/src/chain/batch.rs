@@ -1,11 +1,13 @@
-//! The input of a pass: tokens or images, their positions, and their labels.
+//! The input of a pass: tokens, texts or images, their positions, and their labels.
 
 use std::ops::Range;
 
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 
+use crate::chain::balance::Tallies;
 use crate::chain::dropout::Noise;
+use crate::chain::handed::HandedValues;
 use crate::config::{Config, Input};
 use crate::generation::cache::Cache;
 
@@ -20,19 +22,38 @@ pub struct Batch {
     pub(crate) cache: Option<Cache>,
     /// The patches of images, [T, channels · patch²], zero in the class token's rows.
     pub(crate) patches: Option<Tensor>,
+    /// What a classifier of texts reads beside ids.
+    pub(crate) texts: Option<TextRows>,
     /// u32 [1, T]: 0 for class tokens, [`IGNORE`] for the others, and the reverse.
     pub(crate) class_rows: Tensor,
     pub(crate) patch_rows: Tensor,
-    /// u32 [1, T], or one label per image.
+    /// u32 [1, T], or one label per image or text.
     pub(crate) labels: Tensor,
     /// Labels that count.
     pub targets: usize,
     /// The source of dropout. Without it nothing is dropped; see [`Batch::with_noise`].
     pub noise: Option<Noise>,
+    /// The notes of routers, in training.
+    pub tallies: Option<Tallies>,
+    /// What layers hand to later ones.
+    pub(crate) handed: HandedValues,
     /// One past the last position of the longest sequence.
     pub longest: usize,
+    /// Segments without labels, but for documents of one token, which have none.
+    padding: Vec<Range<usize>>,
     largest_id: Option<u32>,
     largest_label: Option<u32>,
+    largest_type: Option<u32>,
+}
+
+/// The tokens of texts, and where texts begin.
+pub(crate) struct TextRows {
+    /// u32 [1, T]
+    pub types: Tensor,
+    /// u32 [1, texts]: the row of each text's first token.
+    pub firsts: Tensor,
+    /// u32 [1, T]: the number of the text that begins in a row, or [`IGNORE`].
+    pub texts: Tensor,
 }
 
 /// Pictures in [image, channel, y, x] order.
@@ -49,6 +70,27 @@ impl Batch {
             labels: queue.indices(labels),
             targets: count_targets(labels),
             largest_label: largest_label(labels),
+            padding: padding(&segments, labels),
+            ..Batch::unlabelled(queue, ids, segments, None)
+        }
+    }
+
+    /// Texts with one label each, or [`IGNORE`]; each is a segment.
+    pub fn texts(queue: &Queue, ids: &[u32], types: &[u32], labels: &[u32], segments: Segments) -> Batch {
+        let firsts: Vec<u32> = segments.iter().map(|segment| segment.start as u32).collect();
+        assert_eq!((ids.len(), types.len()), (segments.tokens(), segments.tokens()), "one id and one type per token");
+        assert_eq!(labels.len(), firsts.len(), "one label per text");
+        assert!(segments.iter().all(|segment| !segment.is_empty()), "a text without tokens has no first one");
+        let mut texts = vec![IGNORE; ids.len()];
+        firsts.iter().enumerate().for_each(|(text, &first)| texts[first as usize] = text as u32);
+        let rows =
+            TextRows { types: queue.indices(types), firsts: queue.indices(&firsts), texts: queue.indices(&texts) };
+        Batch {
+            texts: Some(rows),
+            labels: queue.indices(labels),
+            targets: count_targets(labels),
+            largest_label: largest_label(labels),
+            largest_type: (!types.is_empty()).then(|| largest(types.iter().copied())),
             ..Batch::unlabelled(queue, ids, segments, None)
         }
     }
@@ -66,14 +108,19 @@ impl Batch {
             ids: queue.indices(ids),
             positions: queue.indices_by(segments.tokens(), || positions(&segments, starts)),
             patches: None,
+            texts: None,
             class_rows: queue.indices(&[]),
             patch_rows: queue.indices(&[]),
             labels: queue.indices(&[]),
             targets: 0,
             noise: None,
+            tallies: None,
+            handed: HandedValues::default(),
             longest: longest(&segments, starts),
+            padding: Vec::new(),
             largest_id: (!ids.is_empty()).then(|| largest(ids.iter().copied())),
             largest_label: None,
+            largest_type: None,
             cache,
             segments,
         }
@@ -104,13 +151,18 @@ impl Batch {
             patch_rows: queue.indices(&rows(false)),
             positions: queue.indices(&positions),
             patches: Some(patches),
+            texts: None,
             cache: None,
             labels: queue.indices(labels),
             targets: count_targets(labels),
             noise: None,
+            tallies: None,
+            handed: HandedValues::default(),
             longest: longest(&segments, &[]),
+            padding: Vec::new(),
             largest_id: None,
             largest_label: largest_label(labels),
+            largest_type: None,
             segments,
         }
     }
@@ -118,6 +170,11 @@ impl Batch {
     /// The batch for training, with the dropout of the model's config.
     pub fn with_noise(self, noise: Noise) -> Batch {
         Batch { noise: Some(noise), ..self }
+    }
+
+    /// The batch for training, with what routers note if there are experts. `share` is the factor of its loss of balance in a step's.
+    pub fn with_tallies(self, queue: &Queue, config: &Config, share: f32) -> Batch {
+        Batch { tallies: Tallies::of_batch(queue, config, self.token_count(), &self.padding, share), ..self }
     }
 
     /// The part of a batch that attention needs for some of its rows, which are whole segments: positions and dropout. It lacks
@@ -135,27 +192,44 @@ impl Batch {
             positions: self.positions.col_range(rows.clone()),
             cache: None,
             patches: None,
+            texts: None,
             class_rows: none(&self.class_rows),
             patch_rows: none(&self.patch_rows),
             labels: none(&self.labels),
             targets: 0,
             noise: self.noise.map(moved),
+            tallies: None,
+            handed: HandedValues::default(),
             longest: self.longest,
+            padding: Vec::new(),
             largest_id: None,
             largest_label: None,
+            largest_type: None,
             segments,
         }
     }
 
+    pub(crate) fn text_rows(&self) -> &TextRows {
+        self.texts.as_ref().expect("a batch of texts for a model that labels texts")
+    }
+
     /// Asserts that a model can read this batch. Callers check ids from a file beforehand.
     pub fn check(&self, config: &Config) {
-        for (what, largest) in [("token id", self.largest_id), ("label", self.largest_label)] {
-            let (largest, classes) = (largest.map_or(0, |largest| largest as usize), config.classes);
-            assert!(largest < classes, "{what} {largest} in a batch for {classes} classes");
+        let (vocabulary, types) = match config.input {
+            Input::Texts { vocabulary, types, .. } => (vocabulary, types),
+            Input::Tokens { .. } | Input::Images { .. } => (config.classes, 1),
+        };
+        let found = [
+            ("token id", self.largest_id, vocabulary),
+            ("token type", self.largest_type, types),
+            ("label", self.largest_label, config.classes),
+        ];
+        for (what, largest, count) in found {
+            let largest = largest.map_or(0, |largest| largest as usize);
+            assert!(largest < count, "{what} {largest} in a batch for {count}");
         }
-        let Input::Tokens { learned_positions } = config.input else { return };
         let longest = self.longest;
-        let limit = learned_positions.unwrap_or(longest);
+        let limit = config.input.most_positions().unwrap_or(longest);
         assert!(longest <= limit, "a sequence of {longest} tokens for a model of {limit} positions");
     }
 
@@ -193,6 +267,12 @@ fn largest_label(labels: &[u32]) -> Option<u32> {
 /// Many at a time, which `max` does not compare.
 fn largest(numbers: impl Iterator<Item = u32>) -> u32 {
     numbers.fold(0, u32::max)
+}
+
+fn padding(segments: &Segments, labels: &[u32]) -> Vec<Range<usize>> {
+    let is_padding =
+        |segment: &Range<usize>| segment.len() > 1 && labels[segment.clone()].iter().all(|&label| label == IGNORE);
+    segments.iter().filter(is_padding).collect()
 }
 
 fn count_targets(labels: &[u32]) -> usize {

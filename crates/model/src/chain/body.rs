@@ -185,7 +185,7 @@ impl Body {
             return Vec::new();
         }
         let summands = self.ops.iter().filter_map(|op| match op {
-            Op::Add { a, b, out } if *out == self.output => Some([*a, *b]),
+            Op::Add { a, b, out } | Op::SideBySide { parts: [a, b], out } if *out == self.output => Some([*a, *b]),
             _ => None,
         });
         summands.flatten().chain([self.output]).chain(self.stream).collect()

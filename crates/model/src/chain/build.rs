@@ -2,6 +2,8 @@
 
 mod attention;
 mod experts;
+mod linear_attention;
+mod token_inputs;
 
 use std::ops::Range;
 
@@ -12,14 +14,16 @@ use crate::chain::adapted::{LinearAdapter, LinearMagnitude, MagnitudeParameters}
 use crate::chain::body::{Body, Slot};
 use crate::chain::dropout::{Dropout, Site};
 use crate::chain::entry::{Entry, Join};
-use crate::chain::head::Head;
+use crate::chain::head::{Head, HeadRows};
 use crate::chain::linear::{Linear, LinearPart};
+use crate::chain::lookup::{Index, Lookup};
 use crate::chain::norm::NormSpec;
-use crate::chain::op::{Index, Lookup, Op};
+use crate::chain::op::Op;
+use crate::chain::pooler::Pooler;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
-use crate::config::family::{Mlp, Names, Positions};
+use crate::config::family::{Mlp, Names, Positions, TextClassifier};
 use crate::config::{Config, Input, Layer};
-use crate::parameters::{Init, ParamId, ParamSpec};
+use crate::parameters::{FileTensor, Init, ParamId, ParamSpec};
 use crate::sharding::layout::{Ranges, Sharing, Slice, as_matrix};
 use crate::sharding::shard::{Part, Shard};
 
@@ -28,11 +32,17 @@ pub(crate) fn build(config: &Config, shard: &Shard, kind: DeviceKind) -> (Vec<Pa
     let mut builder = Builder { config, names: &config.family.names, shard, kind, specs: Vec::new(), adapters: 0 };
     let mut units = vec![builder.embed()];
     let hidden = config.hidden;
-    let mut post = builder.names.embed_norm.map(|name| builder.norm(name, hidden));
+    let norm = builder.names.embed_norm.map(|name| builder.norm(name, hidden));
+    let mut join = Join { norm, ..Join::default() };
     for (index, layer) in config.layers.iter().enumerate() {
-        post = builder.layer(index, layer, post, &mut units);
+        join = builder.layer(index, layer, join, &mut units);
     }
-    units.push(builder.head(post, units.len()));
+    units.push(builder.head(join, units.len()));
+    if let Some(multimodal) = config.family.multimodal.as_ref().filter(|_| config.has_older_names) {
+        for spec in builder.specs.iter_mut().filter(|spec| spec.tensors.is_empty() && !spec.is_adapter) {
+            spec.tensors = vec![FileTensor { name: multimodal.older_name(&spec.name), shape: spec.shape.clone() }];
+        }
+    }
     (builder.specs, units)
 }
 
@@ -117,8 +127,24 @@ impl Builder<'_> {
                 });
                 (stream, output)
             }
+            Input::Texts { vocabulary, positions, skipped, types } => {
+                let (Some(classifier), Positions::Learned { table, .. }) =
+                    (&self.config.family.classifier, &self.config.family.positions)
+                else {
+                    unreachable!("classifiers of texts have tables of positions and types")
+                };
+                let slice = Slice::of_rows(shard.inputs.clone(), hidden);
+                let words = self.tensor(self.names.embed, vec![vocabulary, hidden], slice, sharing(&shard), normal);
+                assert_eq!(words, EMBED);
+                let output = body.lookup(Lookup { first: shard.inputs.start, ..Lookup::of(words, Index::Tokens) });
+                let places = self.replicated(table, vec![skipped + positions, hidden], normal);
+                let types = self.replicated(classifier.types, vec![types, hidden], normal);
+                let stream = body.lookup(Lookup { skipped, ..Lookup::of(places, Index::Positions) });
+                body.add_lookup(Lookup::of(types, Index::Types), stream);
+                (Some(stream), output)
+            }
             Input::Images { size, patch, channels } => {
-                let elements = shard.patch_elements.clone();
+                let elements = shard.inputs.clone();
                 let slice = Slice::of_cols(hidden, elements.clone());
                 let shape = vec![hidden, channels, patch, patch];
                 let weight = self.tensor(self.names.embed, shape, slice, sharing(&shard), normal);
@@ -141,30 +167,30 @@ impl Builder<'_> {
         Unit { kind: UnitKind::Embedding, entry: None, sublayer: Sublayer::Body(body), is_partial: !shard.is_whole() }
     }
 
-    /// Adds a layer's units; returns the norm that its output passes on the way into the stream.
-    fn layer(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        post: Option<NormSpec>,
-        units: &mut Vec<Unit>,
-    ) -> Option<NormSpec> {
+    /// Adds a layer's units; returns how its output joins the stream, but for dropout.
+    fn layer(&mut self, index: usize, layer: &Layer, join: Join, units: &mut Vec<Unit>) -> Join {
         let prefix = self.names.layer.replace("{}", &index.to_string());
         let hidden = self.config.hidden;
-        let norms = [self.names.attention_norm, self.names.mlp_norm];
+        let beside = self.config.experts.filter(|_| layer.has_experts && self.config.family.has_experts_beside());
+        let norms = [self.names.attention_norm, self.names.mlp_norm.filter(|_| beside.is_none())];
         let [attention_norm, mlp_norm] =
             norms.map(|name| name.map(|name| self.norm(&format!("{prefix}{name}"), hidden)));
         let [attention_shard, mlp_shard] =
             [Part::Attention(index), Part::Mlp(index)].map(|part| self.shard.of(part, self.config));
         let mut body = BodyBuilder::default();
         let attention_input = body.slot();
-        let attended = self.attention(&mut body, attention_input, &prefix, index, layer, &attention_shard);
+        let attended = match (self.config.linear_attention, &self.config.family.linear_attention) {
+            (Some(sizes), Some(names)) if layer.is_linear => {
+                self.linear_attention(&mut body, attention_input, &prefix, index, sizes, names, &attention_shard)
+            }
+            _ => self.attention(&mut body, attention_input, &prefix, index, layer, &attention_shard),
+        };
         self.scale(&mut body, attended);
         let is_partial = !attention_shard.is_whole();
         if self.config.parallel {
             assert_eq!(is_partial, !mlp_shard.is_whole(), "what is added up is cut alike");
             let mlp_input = if mlp_norm.is_some() { body.slot() } else { attention_input };
-            let fed = self.feed(&mut body, mlp_input, &prefix, layer, &mlp_shard);
+            let fed = self.feed(&mut body, mlp_input, &prefix, index, &mlp_shard);
             self.scale(&mut body, fed);
             // Each has its own dropout, so both are dropped before they are added. Dropping a shard's summand with the sum's mask
             // gives a summand of the dropped sum.
@@ -177,24 +203,56 @@ impl Builder<'_> {
             body.ops.push(Op::Add { a: attended, b: fed, out: output });
             let of_mlp = mlp_norm.map(|norm| (mlp_input, Some(norm)));
             let (inputs, norms) = [(attention_input, attention_norm)].into_iter().chain(of_mlp).unzip();
-            let entry = self.entry(units.len(), post, norms);
+            let entry = self.entry(units.len(), join, norms);
             let sublayer = Sublayer::Body(body.finish(inputs, None, output));
             units.push(Unit { kind: UnitKind::Layer(index), entry, sublayer, is_partial });
-            return None;
+            return Join::default();
         }
-        let entry = self.entry(units.len(), post, vec![attention_norm]);
-        let sublayer = Sublayer::Body(body.finish(vec![attention_input], None, attended));
+        let (mut inputs, mut norms) = (vec![attention_input], vec![attention_norm]);
+        if let (0, Some(sizes)) = (index, self.config.token_inputs) {
+            inputs.push(self.hand_token_inputs(&mut body, sizes));
+            norms.push(None);
+        }
+        let entry = self.entry(units.len(), join, norms);
+        let sublayer = Sublayer::Body(body.finish(inputs, None, attended));
         units.push(Unit { kind: UnitKind::Attention(index), entry, sublayer, is_partial });
 
-        let post = self.names.post_attention_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
+        let [attention_sum, mlp_sum] = self.names.sum_norms.map_or([None; 2], |names| names.map(Some));
+        let join = self.join(&prefix, self.names.post_attention_norm, attention_sum);
         let mut body = BodyBuilder::default();
-        let input = body.slot();
-        let output = self.feed(&mut body, input, &prefix, layer, &mlp_shard);
+        let (output, inputs, norms, halves) = match beside {
+            Some(experts) => {
+                let (output, inputs, halves) = self.mlp_and_experts(&mut body, &prefix, index, experts, &mlp_shard);
+                let (inputs, norms) = inputs.into_iter().map(|(input, norm)| (input, Some(norm))).unzip();
+                (output, inputs, norms, Some(halves))
+            }
+            None => {
+                let input = body.slot();
+                (self.feed(&mut body, input, &prefix, index, &mlp_shard), vec![input], vec![mlp_norm], None)
+            }
+        };
         self.scale(&mut body, output);
-        let entry = self.entry(units.len(), post, vec![mlp_norm]);
-        let sublayer = Sublayer::Body(body.finish(vec![input], None, output));
+        let entry = self.entry(units.len(), join, norms);
+        let sublayer = Sublayer::Body(body.finish(inputs, None, output));
         units.push(Unit { kind: UnitKind::Mlp(index), entry, sublayer, is_partial: !mlp_shard.is_whole() });
-        self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
+        let join = self.join(&prefix, self.names.post_mlp_norm, mlp_sum);
+        let scale = self.names.layer_scale.map(|name| {
+            let scale = self.vector(&format!("{prefix}{name}"), 1, 1.0);
+            self.specs[scale.0].is_constant = true;
+            scale
+        });
+        let join = Join { halves, ..join };
+        let Some(sizes) = self.config.token_inputs else { return Join { scale, ..join } };
+        let (post, unit) = self.token_input(units.len(), index, &prefix, sizes, join);
+        units.push(unit);
+        Join { post: Some(post), scale, ..Join::default() }
+    }
+
+    /// How an output joins the stream: with these norms of itself and of the sum.
+    fn join(&mut self, prefix: &str, post: Option<&str>, sum: Option<&str>) -> Join {
+        let hidden = self.config.hidden;
+        let mut named = |name: Option<&str>| name.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
+        Join { post: named(post), norm: named(sum), ..Join::default() }
     }
 
     /// Multiplies what a sublayer adds to the stream.
@@ -204,16 +262,34 @@ impl Builder<'_> {
     }
 
     /// Adds a layer's MLP, or its experts.
-    fn feed(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, layer: &Layer, shard: &Shard) -> Slot {
+    fn feed(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, index: usize, shard: &Shard) -> Slot {
         match self.config.experts {
-            Some(experts) if layer.has_experts => self.experts(body, input, prefix, experts, shard),
-            _ => self.mlp(body, input, prefix, shard),
+            Some(experts) if self.config.layers[index].has_experts => {
+                self.experts(body, [input; 2], prefix, index, experts, shard)
+            }
+            _ => self.mlp(body, input, prefix, self.config.layers[index].mlp_factor, shard),
         }
     }
 
-    fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, shard: &Shard) -> Slot {
-        let Config { hidden, ffn, mlp_bias, activation, .. } = *self.config;
-        let own = &shard.ffn;
+    /// An MLP so many times as wide as the config says.
+    fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, factor: usize, shard: &Shard) -> Slot {
+        let own = factor * shard.ffn.start..factor * shard.ffn.end;
+        let columns = (factor * self.config.ffn, own);
+        let (wide, down) = self.widened(body, input, prefix, &self.names.mlp, columns, shard);
+        self.linear(body, wide, down)
+    }
+
+    /// All of an MLP but its last layer, which reads the slot. `ffn` are its columns, and those of them that the shard has.
+    fn widened(
+        &mut self,
+        body: &mut BodyBuilder,
+        input: Slot,
+        prefix: &str,
+        names: &Mlp,
+        (ffn, own): (usize, Range<usize>),
+        shard: &Shard,
+    ) -> (Slot, LinearSpec) {
+        let Config { hidden, mlp_bias, activation, .. } = *self.config;
         let widening = |name: &str, held: Vec<Range<usize>>| LinearSpec {
             name: format!("{prefix}{name}"),
             dims: [hidden, held.len() * ffn],
@@ -223,7 +299,7 @@ impl Builder<'_> {
             transposed: self.config.family.is_transposed,
             init_scale: 1.0,
         };
-        let (wide, down) = match self.names.mlp {
+        let (wide, down) = match *names {
             Mlp::Gated { gate, up, down } => {
                 let [gate, up] = [gate, up].map(|name| widening(name, vec![own.clone()]));
                 let (gate, up) = (self.linear(body, input, gate), self.linear(body, input, up));
@@ -247,22 +323,26 @@ impl Builder<'_> {
         let linear = LinearSpec {
             name: format!("{prefix}{down}"),
             dims: [ffn, hidden],
-            cut: LinearCut::Inputs(shard.ffn.clone()),
+            cut: LinearCut::Inputs(own),
             sharing: sharing(shard),
             has_bias: mlp_bias,
             transposed: self.config.family.is_transposed,
             init_scale: self.out_scale(),
         };
-        self.linear(body, wide, linear)
+        (wide, linear)
     }
 
-    fn head(&mut self, post: Option<NormSpec>, unit: usize) -> Unit {
+    fn head(&mut self, join: Join, unit: usize) -> Unit {
         let Config { hidden, classes, init_deviation: deviation, tied, logit_scale: scale, logit_cap: cap, .. } =
             *self.config;
         let shard = self.shard.of(if tied { Part::Embedding } else { Part::Head }, self.config);
-        let norm = self.norm(self.names.final_norm, hidden);
-        let entry = self.entry(unit, post, vec![Some(norm)]);
-        let first_tokens_only = matches!(self.config.input, Input::Images { .. });
+        let norm = self.names.final_norm.map(|name| self.norm(name, hidden));
+        let entry = self.entry(unit, join, vec![norm]);
+        let reads = match &self.config.family.classifier {
+            _ if !self.config.input.is_classified() => HeadRows::All,
+            None => HeadRows::ClassTokens,
+            Some(classifier) => HeadRows::FirstTokens(self.pooler(classifier, sharing(&shard))),
+        };
         let (name, held) = (self.names.head, shard.classes.clone());
         let weight = if tied {
             EMBED
@@ -271,25 +351,40 @@ impl Builder<'_> {
             let init = Init::Normal { deviation };
             self.tensor(&format!("{name}.weight"), vec![classes, hidden], slice, sharing(&shard), init)
         };
-        let bias = (first_tokens_only || self.config.family.has_head_bias).then(|| {
+        let bias = (matches!(reads, HeadRows::ClassTokens) || self.config.family.has_head_bias).then(|| {
             let slice = Slice::of_cols(1, held.clone());
             self.tensor(&format!("{name}.bias"), vec![classes], slice, sharing(&shard), Init::Constant(0.0))
         });
         let (first_class, widest) = (held.start, shard.widest_classes);
         let logit_bytes = self.kind.logit_bytes();
-        let head = Head { weight, bias, classes, first_class, widest, first_tokens_only, scale, cap, logit_bytes };
+        let head = Head { weight, bias, classes, first_class, widest, reads, scale, cap, logit_bytes };
         Unit { kind: UnitKind::Head, entry, sublayer: Sublayer::Head(head), is_partial: !shard.is_whole() }
     }
 
+    /// The layer before the head of texts. Each shard's classes give a summand of its gradient.
+    fn pooler(&mut self, classifier: &TextClassifier, sharing: Sharing) -> Pooler {
+        let Config { hidden, init_deviation: deviation, dropouts, .. } = *self.config;
+        let (name, sharing) = (classifier.pooler, self.summed(&sharing));
+        let weight = Slice::whole([hidden, hidden]);
+        let init = Init::Normal { deviation };
+        let weight = self.tensor(&format!("{name}.weight"), vec![hidden, hidden], weight, sharing.clone(), init);
+        let bias = Slice::whole([1, hidden]);
+        let bias = self.tensor(&format!("{name}.bias"), vec![hidden], bias, sharing, Init::Constant(0.0));
+        let share = if classifier.drops_first_token { dropouts.classifier } else { 0.0 };
+        let first_dropout = Dropout::new(share, Site::FirstTokens);
+        Pooler { weight, bias, first_dropout, dropout: Dropout::new(dropouts.classifier, Site::Pooled) }
+    }
+
     /// The entry of the unit of this number. The embedding's output makes up the stream, so dropout applies to the sum of both.
-    fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<Option<NormSpec>>) -> Option<Entry> {
+    fn entry(&self, unit: usize, join: Join, norms: Vec<Option<NormSpec>>) -> Option<Entry> {
         let (dropouts, site) = (&self.config.dropouts, Site::Entry(unit));
         let is_first = unit == 1;
         let output = if is_first || self.config.parallel { 0.0 } else { dropouts.residual };
         let stream = if is_first { dropouts.embedding } else { 0.0 };
         let [output_dropout, stream_dropout] = [output, stream].map(|share| Dropout::new(share, site));
         let rooms = vec![0; norms.len()];
-        Some(Entry { join: Some(Join { post, output_dropout, stream_dropout }), norms, rooms, output_room: 0 })
+        let join = Join { output_dropout, stream_dropout, ..join };
+        Some(Entry { join: Some(join), norms, rooms, output_room: 0 })
     }
 
     /// GPT-2 draws weights whose output is added to the stream smaller, the more layers there are.
@@ -362,10 +457,7 @@ impl Builder<'_> {
     ) -> [ParamId; 2] {
         let whole = self.summed(&sharing);
         let [a_sharing, b_sharing] = if is_summand { [sharing, whole] } else { [whole, sharing] };
-        let init = match init {
-            AdapterInit::Uniform => Init::Uniform { bound: 1.0 / (input as f32).sqrt() },
-            AdapterInit::Gaussian => Init::Normal { deviation: 1.0 / rank as f32 },
-        };
+        let init = a_init(init, input, rank);
         let a = Slice::of_cols(rank, inputs);
         let a = self.tensor(&format!("{name}.lora_A.weight"), vec![rank, input], a, a_sharing, init);
         let b = Slice::of_rows(outputs, rank);
@@ -417,14 +509,20 @@ impl Builder<'_> {
     }
 
     fn norm_of(&mut self, name: &str, width: usize, sharing: Sharing) -> NormSpec {
-        let Config { norm: kind, epsilon, family, .. } = *self.config;
-        let mut vector = |name: String, value: f32| {
+        let mut norm = self.norm_named(format!("{name}.weight"), width, sharing.clone());
+        norm.bias = self.config.family.has_norm_bias.then(|| {
             let slice = Slice::whole([1, width]);
-            self.tensor(&name, vec![width], slice, sharing.clone(), Init::Constant(value))
-        };
-        let weight = vector(format!("{name}.weight"), 1.0 - family.norm_offset);
-        let bias = family.has_norm_bias.then(|| vector(format!("{name}.bias"), 0.0));
-        NormSpec { kind, weight, bias, weight_offset: family.norm_offset, epsilon }
+            self.tensor(&format!("{name}.bias"), vec![width], slice, sharing, Init::Constant(0.0))
+        });
+        norm
+    }
+
+    /// A norm whose weight has this name.
+    fn norm_named(&mut self, name: String, width: usize, sharing: Sharing) -> NormSpec {
+        let Config { norm: kind, epsilon, family, .. } = *self.config;
+        let init = Init::Constant(1.0 - family.norm_offset);
+        let weight = self.tensor(&name, vec![width], Slice::whole([1, width]), sharing, init);
+        NormSpec { kind, weight: Some(weight), bias: None, weight_offset: family.norm_offset, epsilon }
     }
 
     /// If the stream is split by tokens, each shard sees its own tokens and has a summand of the gradient.
@@ -455,7 +553,9 @@ impl Builder<'_> {
             init,
             is_trained: true,
             is_adapter: false,
+            expert_factor: None,
             is_derived: false,
+            is_constant: false,
             is_packed: false,
         });
         ParamId(self.specs.len() - 1)
@@ -464,6 +564,14 @@ impl Builder<'_> {
 
 fn matrix_of(shape: &[usize]) -> [usize; 2] {
     as_matrix(shape).expect("every parameter has a dim")
+}
+
+/// The numbers that a new factor A of so many inputs begins with.
+fn a_init(init: AdapterInit, input: usize, rank: usize) -> Init {
+    match init {
+        AdapterInit::Uniform => Init::Uniform { bound: 1.0 / (input as f32).sqrt() },
+        AdapterInit::Gaussian => Init::Normal { deviation: 1.0 / rank as f32 },
+    }
 }
 
 /// The sharing of a part that a shard has to itself, or that every shard has whole.

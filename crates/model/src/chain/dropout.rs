@@ -18,6 +18,8 @@ pub struct Dropouts {
     pub residual: f32,
     /// The share of the stream at its beginning.
     pub embedding: f32,
+    /// The share of what a classifier of texts computes with, behind the stream.
+    pub classifier: f32,
 }
 
 /// The source of a batch's random numbers. A batch without it drops nothing.
@@ -38,11 +40,15 @@ pub(crate) enum Site {
     AttentionWeights(usize),
     AttentionOutput(usize),
     MlpOutput(usize),
+    /// The first tokens of texts, and what is pooled from them.
+    FirstTokens,
+    Pooled,
     /// The input of the adapter of this number.
     Adapter(usize),
 }
 
-/// The first of the adapters' sites; no model has so many others.
+/// The sites of a classifier of texts, and the first of the adapters'; no model has so many others.
+const FIRST_TOKENS: u64 = 1 << 31;
 const FIRST_ADAPTER: u64 = 1 << 32;
 
 impl Site {
@@ -52,6 +58,8 @@ impl Site {
             Site::AttentionWeights(layer) => (layer, 1),
             Site::AttentionOutput(layer) => (layer, 2),
             Site::MlpOutput(layer) => (layer, 3),
+            Site::FirstTokens => return FIRST_TOKENS,
+            Site::Pooled => return FIRST_TOKENS + 1,
             Site::Adapter(number) => return FIRST_ADAPTER + number as u64,
         };
         4 * index as u64 + kind
@@ -85,6 +93,19 @@ impl Dropout {
             probability: self.probability,
             seed: self.seed(noise),
             placement: Placement { first_row: noise.first_token + placement.first_row, ..placement },
+            rows: None,
+        });
+    }
+
+    /// The same for rows that lie at these rows of the batch, u32 [1, rows].
+    pub fn launch_at_rows(&self, queue: &Queue, noise: Noise, rows: &Tensor, x: &Tensor, out: &Tensor) {
+        queue.launch(kernel::Dropout {
+            x: x.view(),
+            out: out.view(),
+            probability: self.probability,
+            seed: self.seed(noise),
+            placement: Placement { first_row: noise.first_token, ..Placement::whole(x.cols) },
+            rows: Some(rows.view()),
         });
     }
 

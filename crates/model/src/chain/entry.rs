@@ -3,7 +3,7 @@
 //! Every row is treated by itself, so an entry also works on a part of the sequence. Dropout depends on a row's place in the
 //! batch, so an entry is told which row comes first.
 
-use evenkeel_device::kernel::{Add, Copy};
+use evenkeel_device::kernel::{Add, Copy, Multiply};
 use evenkeel_device::{Queue, Tensor};
 
 use crate::chain::body::Context;
@@ -11,15 +11,22 @@ use crate::chain::dropout::{Dropout, dropped};
 use crate::chain::norm::{Input, NormSpec};
 use crate::parameters::{Gradients, ParamId};
 
-/// The addition at a unit's entry: `stream = drop(x + drop(post(p)))`, where `p` is the reduced output of the unit before.
+/// The addition at a unit's entry: `stream = scale · drop(norm(x + drop(post(p))))`, where `p` is the reduced output of the unit
+/// before. An output of two halves has a norm for each, and the sum of both is `p`.
 #[derive(Clone, Debug, Default)]
 pub struct Join {
+    /// Norms of the halves of the previous unit's output, if it has two.
+    pub(crate) halves: Option<[NormSpec; 2]>,
     /// A norm on the previous unit's output, before it joins the stream.
     pub(crate) post: Option<NormSpec>,
     /// The dropout of that output.
     pub(crate) output_dropout: Option<Dropout>,
-    /// The dropout of the sum, at the stream's beginning.
+    /// A norm of the sum, which is the stream then.
+    pub(crate) norm: Option<NormSpec>,
+    /// The dropout of the stream at its beginning.
     pub(crate) stream_dropout: Option<Dropout>,
+    /// A number that the sum is multiplied with. It is not trained.
+    pub(crate) scale: Option<ParamId>,
 }
 
 /// An addition, then the inputs of the unit's body: the stream normalised, or as it is.
@@ -50,6 +57,19 @@ pub struct EntryState {
 pub struct JoinState {
     /// The previous unit's output and its statistics, if it was normalised.
     post: Option<(Tensor, Tensor)>,
+    /// The sum and its statistics, if it was normalised.
+    sum: Option<(Tensor, Tensor)>,
+    /// The output of two halves, and the statistics of each.
+    halves: Option<(Tensor, [Tensor; 2])>,
+}
+
+/// The stream, and the sum that is still to be written to it, by a norm on the way or by itself.
+struct Prepared {
+    stream: Tensor,
+    sum: Option<Input>,
+    state: JoinState,
+    /// Read by the sum.
+    added: Tensor,
 }
 
 impl EntryState {
@@ -61,43 +81,70 @@ impl EntryState {
 
 impl Join {
     pub(crate) fn parameters(&self) -> Vec<ParamId> {
-        self.post.iter().flat_map(NormSpec::parameters).collect()
+        let norms = self.halves.iter().flatten().chain(&self.post).chain(&self.norm);
+        norms.flat_map(NormSpec::parameters).chain(self.scale).collect()
     }
 
     /// `x` is the stream so far, absent at its beginning; `p` the reduced output of the unit before. Both begin with row
     /// `first_row` of the batch.
     pub fn forward(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> (Tensor, JoinState) {
-        let (stream, sum, state) = self.prepare(context, first_row, x, p);
+        let Prepared { stream, sum, state, added: _added } = self.prepare(context, first_row, x, p);
         add(context.queue, sum);
         (stream, state)
     }
 
-    /// The stream, and the sum that is still to be written to it: a norm may do that on the way.
-    fn prepare(
-        &self,
-        context: &Context,
-        first_row: usize,
-        x: Option<&Tensor>,
-        p: &Tensor,
-    ) -> (Tensor, Option<Input>, JoinState) {
+    fn prepare(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> Prepared {
         let (queue, parameters) = (context.queue, context.parameters);
-        let like_p = || queue.tensor(p.rows, p.cols, p.dtype);
+        let width = if self.halves.is_some() { p.cols / 2 } else { p.cols };
+        let like_p = || queue.tensor(p.rows, width, p.dtype);
+        let halves = self.halves.map(|norms| {
+            let normalised = [like_p(), like_p()];
+            let stats = [0, 1].map(|half| {
+                let x = Input::Value(half_of(p, half).view());
+                norms[half].forward(queue, parameters, x, normalised[half].view())
+            });
+            (normalised, stats)
+        });
+        let (p, input, halves) = match &halves {
+            Some(([sum, other], stats)) => {
+                let input = Input::Sum { x: sum.view(), add: other.view(), into: sum.view() };
+                (sum, input, Some((p.clone(), stats.clone())))
+            }
+            None => (p, Input::Value(p.view()), None),
+        };
         let (added, post) = match &self.post {
-            None => (p.clone(), None),
+            None => {
+                add(queue, Some(input));
+                (p.clone(), None)
+            }
             Some(norm) => {
                 let added = like_p();
-                let stats = norm.forward(queue, parameters, Input::Value(p.view()), added.view());
+                let stats = norm.forward(queue, parameters, input, added.view());
                 (added, Some((p.clone(), stats)))
             }
         };
         let added = dropped(self.output_dropout, context, first_row, added);
         let mut stream = if x.is_some() { like_p() } else { added.clone() };
         let mut sum = x.map(|x| Input::Sum { x: x.view(), add: added.view(), into: stream.view() });
+        let normalised = self.norm.map(|norm| {
+            let (before, out) = (stream.clone(), like_p());
+            let input = sum.take().unwrap_or(Input::Value(before.view()));
+            let stats = norm.forward(queue, parameters, input, out.view());
+            stream = out;
+            (before, stats)
+        });
         if self.stream_dropout.is_some() && context.batch.noise.is_some() {
             add(queue, sum.take());
             stream = dropped(self.stream_dropout, context, first_row, stream);
         }
-        (stream, sum, JoinState { post })
+        if self.scale.is_some() {
+            add(queue, sum.take());
+            // At its beginning the stream may be the unit's output itself.
+            let scaled = if x.is_some() { stream.clone() } else { like_p() };
+            self.multiply(context, &stream, &scaled);
+            stream = scaled;
+        }
+        Prepared { stream, sum, state: JoinState { post, sum: normalised, halves }, added }
     }
 
     /// Takes the gradient of the stream behind the addition; returns that of the stream before it and that of the previous unit's
@@ -111,7 +158,19 @@ impl Join {
         dstream: Tensor,
     ) -> (Tensor, Tensor) {
         let (queue, parameters) = (context.queue, context.parameters);
-        let dx = dropped(self.stream_dropout, context, first_row, dstream);
+        let dsum = if self.scale.is_some() {
+            let dsum = queue.tensor(dstream.rows, dstream.cols, dstream.dtype);
+            self.multiply(context, &dstream, &dsum);
+            dsum
+        } else {
+            dstream
+        };
+        let mut dx = dropped(self.stream_dropout, context, first_row, dsum);
+        if let (Some(norm), Some((sum, stats))) = (&self.norm, &state.sum) {
+            let dsum = queue.tensor(sum.rows, sum.cols, sum.dtype);
+            norm.backward(queue, parameters, gradients, sum.view(), stats, dx.view(), None, dsum.view());
+            dx = dsum;
+        }
         let dadded = dropped(self.output_dropout, context, first_row, dx.clone());
         let dp = match (&self.post, &state.post) {
             (Some(norm), Some((p, stats))) => {
@@ -121,7 +180,18 @@ impl Join {
             }
             _ => dadded,
         };
-        (dx, dp)
+        let (Some(norms), Some((p, stats))) = (&self.halves, &state.halves) else { return (dx, dp) };
+        let dhalves = queue.tensor(p.rows, p.cols, p.dtype);
+        for ((half, norm), stats) in norms.iter().enumerate().zip(stats) {
+            let [x, dx] = [half_of(p, half), half_of(&dhalves, half)].map(|tensor| tensor.view());
+            norm.backward(queue, parameters, gradients, x, stats, dp.view(), None, dx);
+        }
+        (dx, dhalves)
+    }
+
+    fn multiply(&self, context: &Context, x: &Tensor, out: &Tensor) {
+        let by = self.scale.map(|scale| context.parameters.value(scale).view());
+        context.queue.launch(Multiply { x: x.view(), factor: 1.0, by, out: out.view() });
     }
 }
 
@@ -133,7 +203,8 @@ impl Entry {
 
     /// Adds `p` to the stream `x` as [`Join::forward`] does, and normalises the sum.
     pub fn forward(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> EntryState {
-        let (stream, mut sum, join) = self.joined().prepare(context, first_row, x, p);
+        // What was added is held until the sum is issued.
+        let Prepared { stream, mut sum, state: join, added: _added } = self.joined().prepare(context, first_row, x, p);
         // The first norm does the addition; without a norm it is a kernel of its own.
         let (normalised, stats) = self.normalise(context, &stream, &mut sum);
         add(context.queue, sum);
@@ -235,6 +306,11 @@ impl Entry {
         }
         dx.expect("an entry has an input or a stream behind it")
     }
+}
+
+fn half_of(tensor: &Tensor, half: usize) -> Tensor {
+    let width = tensor.cols / 2;
+    tensor.col_range(half * width..(half + 1) * width)
 }
 
 /// Writes the sum, if no norm has done so.

@@ -1,15 +1,17 @@
-//! Experts in place of an MLP: a router sends each token to some of them, and their outputs are added up by its weights.
+//! Experts in place of an MLP or beside it: a router sends each token to some of them, and their outputs are added up by its weights.
 //!
 //! Nothing is dropped: T tokens that go to k experts each are T·k pairs, whatever the router does, so memory is known beforehand.
 //! Pairs lie sorted by expert. A shard has some columns of every expert, so its output, the router's gradient and the gradient of
 //! the input are summands.
 
 use evenkeel_device::kernel::{
-    self, Activation, CombinePairs, Gated, GatedBackward, GatherPairs, GroupedProduct, Order, PairDots, Product,
-    RouteBackward, ScalePairs,
+    self, Activate, ActivateBackward, Activation, AddBiases, BalanceBackward, BalanceTally, BiasDots, BiasSums,
+    ClampedGate, ClampedGateBackward, ColumnSum, CombinePairs, Copy, Embed, EmbedBackward, Gated, GatedBackward,
+    GatherPairs, GroupedProduct, Order, PairDots, Product, RouteBackward, ScalePairs,
 };
 use evenkeel_device::{DType, Tensor, View};
 
+use crate::chain::adapted_experts::ExpertAdapter;
 use crate::chain::body::{Context, Slot, Slots};
 use crate::chain::linear::add_weight_gradient;
 use crate::chain::op::halves;
@@ -21,11 +23,28 @@ pub(crate) struct Router {
     pub x: Slot,
     /// [E, H]
     pub weight: ParamId,
+    pub bias: Option<ParamId>,
     /// f32 [T, E]
     pub logits: Slot,
+    /// The factor of logits.
+    pub scale: f32,
     pub chosen: usize,
     pub renormalises: bool,
+    pub expert_scales: Option<ExpertScales>,
     pub routes: Routes,
+    /// The place of this layer among those with experts.
+    pub layer: usize,
+    /// The coefficient of the loss of balance, if there is one. Only one of the shards whose gradients are summed has it.
+    pub balance: Option<f32>,
+}
+
+/// Factors of routes' weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertScales {
+    /// A number for each expert.
+    pub scales: ParamId,
+    /// f32 [T, k]: the weights before.
+    pub unscaled: Slot,
 }
 
 /// The routes of tokens to their experts.
@@ -47,11 +66,14 @@ pub(crate) struct Routes {
 pub(crate) struct Experts {
     pub x: Slot,
     pub routes: Routes,
-    pub activation: Activation,
-    /// [E·2I, H]: of each expert the gate's rows, then the others.
-    pub gate_up: ParamId,
-    /// [E·H, I]
-    pub down: ParamId,
+    pub gate: Gate,
+    /// [E·2I, H], or [E·H, 2I] if it is transposed.
+    pub gate_up: ExpertMatrix,
+    /// [E·H, I], or [E·I, H]
+    pub down: ExpertMatrix,
+    /// Whether the weights are stored [in, out].
+    pub transposed: bool,
+    pub biases: Option<ExpertBiases>,
     /// [T·k, 2I]
     pub wide: Slot,
     /// [T·k, I]: what `down` multiplies, for its gradient.
@@ -59,7 +81,50 @@ pub(crate) struct Experts {
     pub out: Slot,
 }
 
+/// The matrices of all experts, one below the other, and what stands beside them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertMatrix {
+    pub weight: ParamId,
+    pub adapter: Option<ExpertAdapter>,
+}
+
+/// How much of a shared expert each token gets: `out = sigmoid(x · weightᵀ) · narrow`, row by row, before the product with `down`.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedGate {
+    pub x: Slot,
+    /// [1, H]
+    pub weight: ParamId,
+    /// f32 [T, 1]
+    pub logits: Slot,
+    pub narrow: Slot,
+    pub out: Slot,
+}
+
+/// The gates among the outputs of `gate_up`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Gate {
+    /// All gates before all others.
+    Halves(Activation),
+    /// Gates and others in turns, none of them beyond the limit.
+    Clamped { limit: f32 },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertBiases {
+    /// E·2I numbers.
+    pub gate_up: ParamId,
+    /// E·H numbers.
+    pub down: ParamId,
+    /// Whether this shard adds those of `down`: only one of those whose outputs are summed does.
+    pub adds_down: bool,
+}
+
 impl Router {
+    pub fn parameters(&self) -> Vec<ParamId> {
+        let scales = self.expert_scales.map(|own| own.scales);
+        [self.weight].into_iter().chain(self.bias).chain(scales).collect()
+    }
+
     pub fn forward(&self, context: &Context, values: &mut Slots) {
         let (queue, x) = (context.queue, values.get(self.x));
         let weight = &context.parameters.value(self.weight);
@@ -70,7 +135,8 @@ impl Router {
         let chosen = queue.tensor(tokens, self.chosen, DType::U32);
         let [sorted, places] = [pairs; 2].map(|count| queue.tensor(1, count, DType::U32));
         let offsets = queue.tensor(1, experts + 1, DType::U32);
-        queue.launch(Product::new(Order::NT, x, weight, &logits));
+        let bias = self.bias.map(|bias| context.parameters.value(bias).view());
+        queue.launch(Product { bias, scale: self.scale, ..Product::new(Order::NT, x, weight, &logits) });
         queue.launch(kernel::Route {
             logits: logits.view(),
             renormalise: self.renormalises,
@@ -80,6 +146,18 @@ impl Router {
             places: places.view(),
             offsets: offsets.view(),
         });
+        if let Some(tallies) = &context.batch.tallies {
+            let (counted, out) = (tallies.counted.view(), tallies.tally(self.layer));
+            queue.launch(BalanceTally { logits: logits.view(), chosen: chosen.view(), counted, out });
+        }
+        let weights = match self.expert_scales {
+            Some(own) => {
+                let scaled = own.scaled(context, &weights, &chosen);
+                values.set(own.unscaled, weights);
+                scaled
+            }
+            None => weights,
+        };
         let routes = &self.routes;
         let slots = [self.logits, routes.weights, routes.chosen, routes.pairs, routes.places, routes.offsets];
         for (slot, tensor) in slots.into_iter().zip([logits, weights, chosen, sorted, places, offsets]) {
@@ -88,25 +166,151 @@ impl Router {
     }
 
     pub fn saved(&self) -> Vec<Slot> {
-        vec![self.x, self.logits, self.routes.chosen, self.routes.weights]
+        vec![self.x, self.logits, self.routes.chosen, self.weights_of_softmax()]
     }
 
-    pub fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
+    fn weights_of_softmax(&self) -> Slot {
+        self.expert_scales.map_or(self.routes.weights, |own| own.unscaled)
+    }
+
+    pub fn backward_input(&self, context: &Context, gradients: &Gradients, values: &mut Slots, slots: &mut Slots) {
         let (queue, logits) = (context.queue, values.get(self.logits));
-        let dweights = slots.take(self.routes.weights);
+        let mut dweights = slots.take(self.routes.weights);
+        if let Some(own) = self.expert_scales {
+            let (weights, chosen) = (values.get(own.unscaled), values.get(self.routes.chosen));
+            dweights = own.backward(context, gradients, weights, chosen, &dweights);
+        }
         let dlogits = queue.tensor(logits.rows, logits.cols, context.dtype());
         queue.launch(RouteBackward {
             logits: logits.view(),
             chosen: values.get(self.routes.chosen).view(),
-            weights: values.get(self.routes.weights).view(),
+            weights: values.get(self.weights_of_softmax()).view(),
             renormalise: self.renormalises,
             dweights: dweights.view(),
             dlogits: dlogits.view(),
         });
+        if let (Some(coefficient), Some(tallies)) = (self.balance, &context.batch.tallies) {
+            queue.launch(BalanceBackward {
+                logits: logits.view(),
+                tallies: tallies.tallies(),
+                counted: tallies.counted.view(),
+                factor: tallies.factor(coefficient),
+                dlogits: dlogits.view(),
+            });
+        }
         let weight = &context.parameters.value(self.weight);
+        // Experts that read the same have begun its gradient.
+        let accumulate = slots.find(self.x).is_some();
+        if !accumulate {
+            let x = values.get(self.x);
+            let dx = slots.tensor_for(self.x, queue, x.rows, x.cols, context.dtype());
+            slots.set(self.x, dx);
+        }
         let dx = slots.get(self.x);
-        queue.launch(Product::new(Order::NN, &dlogits, weight, dx).accumulating());
+        queue.launch(Product { scale: self.scale, accumulate, ..Product::new(Order::NN, &dlogits, weight, dx) });
         slots.set(self.logits, dlogits);
+    }
+
+    pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
+        context.trains(self.weight).then_some(self.x).into_iter().collect()
+    }
+
+    pub fn weight_gradients(&self, context: &Context) -> Vec<Slot> {
+        let is_trained = self.parameters().into_iter().any(|id| context.trains(id));
+        is_trained.then_some(self.logits).into_iter().collect()
+    }
+
+    pub fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
+        if context.trains(self.weight) {
+            let (dlogits, x) = (slots.get(self.logits), values.get(self.x));
+            add_weight_gradient(context.queue, gradients, self.weight, dlogits, x, self.scale);
+        }
+        if let Some(dbias) = self.bias.and_then(|bias| gradients.sum_of_trained(context.queue, bias)) {
+            context.queue.launch(ColumnSum { x: slots.get(self.logits).view(), out: dbias.view() });
+        }
+    }
+}
+
+impl ExpertScales {
+    /// The weights, times the scales of their experts.
+    fn scaled(&self, context: &Context, weights: &Tensor, chosen: &Tensor) -> Tensor {
+        let scales = self.of_pairs(context, chosen);
+        let out = context.queue.tensor(weights.rows, weights.cols, DType::F32);
+        let (x, out_pairs) = (pairs_of(weights), pairs_of(&out));
+        context.queue.launch(ScalePairs { x, pairs: None, weights: scales.view(), out: out_pairs });
+        out
+    }
+
+    /// Adds the gradient of the scales; returns that of the weights.
+    fn backward(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        weights: &Tensor,
+        chosen: &Tensor,
+        dscaled: &Tensor,
+    ) -> Tensor {
+        let queue = context.queue;
+        if let Some(dscales) = gradients.sum_of_trained(queue, self.scales) {
+            let dout = queue.tensor(weights.len(), 1, DType::F32);
+            let (x, out) = (pairs_of(dscaled), dout.view());
+            queue.launch(ScalePairs { x, pairs: None, weights: weights.view(), out });
+            let (dtable, indices) = (pairs_of(&dscales), chosen.view().reshaped(1, chosen.len()));
+            queue.launch(EmbedBackward { dtable, indices, first: 0, scale: 1.0, dout: out });
+        }
+        self.scaled(context, dscaled, chosen)
+    }
+
+    /// f32 [T·k, 1]
+    fn of_pairs(&self, context: &Context, chosen: &Tensor) -> Tensor {
+        let out = context.queue.tensor(chosen.len(), 1, DType::F32);
+        let table = pairs_of(&context.parameters.value(self.scales));
+        let indices = chosen.view().reshaped(1, chosen.len());
+        context.queue.launch(Embed { table, indices, first: 0, scale: 1.0, out: out.view(), accumulate: false });
+        out
+    }
+}
+
+/// All numbers of a tensor as a column.
+fn pairs_of(tensor: &Tensor) -> View {
+    tensor.view().reshaped(tensor.len(), 1)
+}
+
+impl SharedGate {
+    pub fn forward(&self, context: &Context, values: &mut Slots) {
+        let (queue, x, narrow) = (context.queue, values.get(self.x), values.get(self.narrow));
+        let logits = queue.tensor(x.rows, 1, DType::F32);
+        queue.launch(Product::new(Order::NT, x, &context.parameters.value(self.weight), &logits));
+        let shares = shares(context, &logits);
+        let out = values.tensor_for(self.out, queue, narrow.rows, narrow.cols, narrow.dtype);
+        let (x, weights) = (narrow.view(), shares.view());
+        queue.launch(ScalePairs { x, pairs: None, weights, out: out.view() });
+        values.set(self.logits, logits);
+        values.set(self.out, out);
+    }
+
+    pub fn saved(&self) -> Vec<Slot> {
+        vec![self.x, self.logits, self.narrow]
+    }
+
+    pub fn backward_input(&self, context: &Context, values: &Slots, slots: &mut Slots) {
+        let (queue, dtype) = (context.queue, context.dtype());
+        let (x, narrow, logits) = (values.get(self.x), values.get(self.narrow), values.get(self.logits));
+        let dout = slots.take(self.out);
+        let dshares = queue.tensor(logits.rows, 1, DType::F32);
+        queue.launch(PairDots { a: dout.view(), b: narrow.view(), pairs: None, out: dshares.view() });
+        let weights = shares(context, logits);
+        queue.launch(ScalePairs { x: dout.view(), pairs: None, weights: weights.view(), out: dout.view() });
+        let [logits, dshares] = [logits, &dshares].map(|tensor| tensor.view());
+        let activation = Activation::Sigmoid;
+        queue.launch(ActivateBackward { activation, x: logits, dout: dshares, dx: dshares });
+        let dlogits = queue.tensor(logits.rows, 1, dtype);
+        queue.launch(Copy { x: dshares, out: dlogits.view() });
+        let dx = slots.tensor_for(self.x, queue, x.rows, x.cols, dtype);
+        queue.launch(Product::new(Order::NN, &dlogits, &context.parameters.value(self.weight), &dx));
+        for (slot, tensor) in [(self.x, dx), (self.narrow, dout), (self.logits, dlogits)] {
+            slots.set(slot, tensor);
+        }
     }
 
     pub fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
@@ -117,15 +321,30 @@ impl Router {
     }
 }
 
+fn shares(context: &Context, logits: &Tensor) -> Tensor {
+    let out = context.queue.tensor(logits.rows, 1, DType::F32);
+    let activation = Activation::Sigmoid;
+    context.queue.launch(Activate { activation, x: logits.view(), out: out.view() });
+    out
+}
+
 impl Experts {
+    pub fn parameters(&self) -> Vec<ParamId> {
+        let biases = self.biases.iter().flat_map(|biases| [biases.gate_up, biases.down]);
+        let factors = self.adapters().flat_map(|adapter| [adapter.a, adapter.b]);
+        self.matrices().map(|matrix| matrix.weight).chain(biases).chain(factors).collect()
+    }
+
     pub fn forward(&self, context: &Context, values: &mut Slots) {
         self.widen(context, values);
         let narrow = self.narrowed(context, values);
-        let down = &context.parameters.value(self.down);
         let (queue, tokens) = (context.queue, values.get(self.x).rows);
         let hidden = values.get(self.x).cols;
         let each = queue.tensor(narrow.rows, hidden, context.dtype());
-        self.product(context, values, Order::NT, &narrow, down, &each, false);
+        self.outputs(context, values, &narrow, &self.down, &each);
+        if let Some(bias) = self.added_down_bias() {
+            self.add_biases(context, values, bias, &each);
+        }
         let out = values.tensor_for(self.out, queue, tokens, hidden, context.dtype());
         queue.launch(CombinePairs {
             x: each.view(),
@@ -139,17 +358,25 @@ impl Experts {
 
     /// Computes the values that backward needs, without the output.
     pub fn widen(&self, context: &Context, values: &mut Slots) {
-        let gate_up = &context.parameters.value(self.gate_up);
+        let [rows, cols] = context.parameters.value(self.gate_up.weight).shape();
         let gathered = self.gathered(context, values, values.get(self.x), false);
         let experts = values.get(self.routes.offsets).cols - 1;
-        let wide = context.queue.tensor(gathered.rows, gate_up.rows / experts, context.dtype());
-        self.product(context, values, Order::NT, &gathered, gate_up, &wide, false);
+        let width = if self.transposed { cols } else { rows / experts };
+        let wide = context.queue.tensor(gathered.rows, width, context.dtype());
+        let s = self.outputs(context, values, &gathered, &self.gate_up, &wide);
+        if let Some(ExpertBiases { gate_up, .. }) = self.biases {
+            self.add_biases(context, values, gate_up, &wide);
+        }
         values.set(self.wide, wide);
+        if let (Some(ExpertAdapter { s: slot, .. }), Some(s)) = (self.gate_up.adapter, s) {
+            values.set(slot, s);
+        }
     }
 
     pub fn saved(&self) -> Vec<Slot> {
         let Routes { weights, pairs, places, offsets, .. } = self.routes;
-        vec![self.x, self.wide, weights, pairs, places, offsets]
+        let s = self.gate_up.adapter.map(|adapter| adapter.s);
+        [self.x, self.wide, weights, pairs, places, offsets].into_iter().chain(s).collect()
     }
 
     pub fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
@@ -157,25 +384,46 @@ impl Experts {
         let narrow = self.narrowed(context, values);
         let dout = self.gathered(context, values, slots.get(self.out), false);
         let dnarrow = queue.tensor(narrow.rows, narrow.cols, dtype);
-        let down = &context.parameters.value(self.down);
-        self.product(context, values, Order::NN, &dout, down, &dnarrow, false);
-        drop(dout);
+        let ds_of_down = self.inputs(context, values, &dout, &self.down, &dnarrow);
         let weights = values.get(self.routes.weights);
         let dweights = queue.tensor(weights.rows, weights.cols, DType::F32);
-        let pairs = values.get(self.routes.pairs).view();
+        let pairs = Some(values.get(self.routes.pairs).view());
         queue.launch(PairDots { a: dnarrow.view(), b: narrow.view(), pairs, out: dweights.view() });
-        queue.launch(ScalePairs { x: dnarrow.view(), pairs, weights: weights.view(), out: dnarrow.view() });
+        if let Some(bias) = self.added_down_bias() {
+            let (x, offsets, out) = (dout.view(), values.get(self.routes.offsets).view(), dweights.view());
+            let biases = of_experts(context.parameters.value(bias), &offsets);
+            queue.launch(BiasDots { x, biases, offsets, pairs: values.get(self.routes.pairs).view(), out });
+        }
+        drop(dout);
+        let weights = weights.view();
+        for gradient in [Some(&dnarrow), ds_of_down.as_ref()].into_iter().flatten() {
+            queue.launch(ScalePairs { x: gradient.view(), pairs, weights, out: gradient.view() });
+        }
         slots.set(self.routes.weights, dweights);
+        if let (Some(adapter), Some(ds)) = (self.down.adapter, ds_of_down) {
+            let s = adapter.product_with_a(self, context, values, &narrow);
+            values.set(adapter.s, s);
+            slots.set(adapter.s, ds);
+        }
         // The gradients overwrite the values, which nothing reads again.
         let dwide = values.take(self.wide);
-        let [gate, up] = halves(&dwide);
-        let (activation, dout) = (self.activation, dnarrow.view());
-        queue.launch(GatedBackward { activation, gate, up, dout, dgate: gate, dup: up });
+        let dout = dnarrow.view();
+        match self.gate {
+            Gate::Halves(activation) => {
+                let [gate, up] = halves(&dwide);
+                queue.launch(GatedBackward { activation, gate, up, dout, dgate: gate, dup: up });
+            }
+            Gate::Clamped { limit } => {
+                queue.launch(ClampedGateBackward { x: dwide.view(), limit, dout, dx: dwide.view() });
+            }
+        }
         drop(dnarrow);
         let x = values.get(self.x);
-        let gate_up = &context.parameters.value(self.gate_up);
         let each = queue.tensor(dwide.rows, x.cols, dtype);
-        self.product(context, values, Order::NN, &dwide, gate_up, &each, false);
+        let ds = self.inputs(context, values, &dwide, &self.gate_up, &each);
+        if let (Some(adapter), Some(ds)) = (self.gate_up.adapter, ds) {
+            slots.set(adapter.s, ds);
+        }
         let accumulate = slots.find(self.x).is_some();
         if !accumulate {
             let dx = slots.tensor_for(self.x, queue, x.rows, x.cols, dtype);
@@ -189,29 +437,47 @@ impl Experts {
 
     pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
         let Routes { weights, pairs, offsets, .. } = self.routes;
-        let [trains_wide, trains_down] = [self.gate_up, self.down].map(|id| context.trains(id));
-        let of_wide = trains_wide.then_some(self.x);
-        let of_down = trains_down.then_some([self.narrow, weights]);
-        let shared = (trains_wide || trains_down).then_some([pairs, offsets]);
-        of_wide.into_iter().chain(of_down.into_iter().flatten()).chain(shared.into_iter().flatten()).collect()
+        let of_wide = self.gate_up.needs_inputs(context).then_some(self.x);
+        let of_down = self.down.needs_inputs(context).then_some(self.narrow);
+        let of_outputs = self.trains_outputs(context).then_some(weights);
+        let of_adapters = self.adapters().map(|adapter| adapter.s);
+        let is_any_trained = self.parameters().into_iter().any(|id| context.trains(id));
+        let shared = is_any_trained.then_some([pairs, offsets]);
+        let shared = shared.into_iter().flatten();
+        of_wide.into_iter().chain(of_down).chain(of_outputs).chain(of_adapters).chain(shared).collect()
     }
 
     pub fn weight_gradients(&self, context: &Context) -> Vec<Slot> {
-        let of_wide = context.trains(self.gate_up).then_some(self.wide);
-        of_wide.into_iter().chain(context.trains(self.down).then_some(self.out)).collect()
+        let trains_wide =
+            self.gate_up.needs_inputs(context) || self.biases.is_some_and(|biases| context.trains(biases.gate_up));
+        let of_wide = trains_wide.then_some(self.wide);
+        let of_outputs = self.trains_outputs(context).then_some(self.out);
+        of_wide.into_iter().chain(of_outputs).chain(self.adapters().map(|adapter| adapter.s)).collect()
+    }
+
+    /// Whether something is trained whose gradient follows from that of the output.
+    fn trains_outputs(&self, context: &Context) -> bool {
+        self.down.needs_inputs(context) || self.biases.is_some_and(|biases| context.trains(biases.down))
     }
 
     pub fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
-        let queue = context.queue;
-        if context.trains(self.gate_up) {
+        if self.gate_up.needs_inputs(context) {
             let gathered = self.gathered(context, values, values.get(self.x), false);
-            let (dweight, accumulate) = gradients.overwrite_or_add(queue, self.gate_up);
-            self.product(context, values, Order::TN, slots.get(self.wide), &gathered, &dweight, accumulate);
+            let dwide = slots.get(self.wide);
+            self.add_matrix_gradients(context, gradients, values, slots, &self.gate_up, [&gathered, dwide]);
         }
-        if context.trains(self.down) {
+        if let Some(ExpertBiases { gate_up, .. }) = self.biases.filter(|biases| context.trains(biases.gate_up)) {
+            self.add_bias_gradient(context, gradients, values, gate_up, slots.get(self.wide));
+        }
+        if self.trains_outputs(context) {
             let dout = self.gathered(context, values, slots.get(self.out), true);
-            let (dweight, accumulate) = gradients.overwrite_or_add(queue, self.down);
-            self.product(context, values, Order::TN, &dout, values.get(self.narrow), &dweight, accumulate);
+            if self.down.needs_inputs(context) {
+                let narrow = values.get(self.narrow);
+                self.add_matrix_gradients(context, gradients, values, slots, &self.down, [narrow, &dout]);
+            }
+            if let Some(ExpertBiases { down, .. }) = self.biases {
+                self.add_bias_gradient(context, gradients, values, down, &dout);
+            }
         }
     }
 
@@ -228,14 +494,105 @@ impl Experts {
 
     /// The factor of `down`: activated gates times the rest. [T·k, I]
     fn narrowed(&self, context: &Context, values: &Slots) -> Tensor {
-        let wide = values.get(self.wide);
-        let [gate, up]: [View; 2] = halves(wide);
-        let out = context.queue.tensor(gate.rows, gate.cols, gate.dtype);
-        context.queue.launch(Gated { activation: self.activation, gate, up, out: out.view() });
+        let (queue, wide) = (context.queue, values.get(self.wide));
+        let out = queue.tensor(wide.rows, wide.cols / 2, wide.dtype);
+        match self.gate {
+            Gate::Halves(activation) => {
+                let [gate, up]: [View; 2] = halves(wide);
+                queue.launch(Gated { activation, gate, up, out: out.view() });
+            }
+            Gate::Clamped { limit } => queue.launch(ClampedGate { x: wide.view(), limit, out: out.view() }),
+        }
         out
     }
 
-    fn product(
+    /// The bias of `down`, if this shard adds it.
+    fn added_down_bias(&self) -> Option<ParamId> {
+        self.biases.filter(|biases| biases.adds_down).map(|biases| biases.down)
+    }
+
+    fn add_biases(&self, context: &Context, values: &Slots, bias: ParamId, x: &Tensor) {
+        let offsets = values.get(self.routes.offsets).view();
+        let biases = of_experts(context.parameters.value(bias), &offsets);
+        context.queue.launch(AddBiases { x: x.view(), biases, offsets });
+    }
+
+    fn add_bias_gradient(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        values: &Slots,
+        bias: ParamId,
+        dout: &Tensor,
+    ) {
+        let Some(dbias) = gradients.sum_of_trained(context.queue, bias) else { return };
+        let (x, offsets) = (dout.view(), values.get(self.routes.offsets).view());
+        context.queue.launch(BiasSums { x, offsets, out: of_experts(dbias, &offsets) });
+    }
+
+    /// The gradients of a matrix and of its adapter, of its inputs and its outputs' gradient.
+    fn add_matrix_gradients(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        values: &Slots,
+        slots: &Slots,
+        matrix: &ExpertMatrix,
+        [x, dout]: [&Tensor; 2],
+    ) {
+        let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
+        self.add_gradient(context, gradients, values, matrix.weight, a, b);
+        if let Some(ExpertAdapter { a, b, s, .. }) = matrix.adapter {
+            self.add_gradient(context, gradients, values, a, slots.get(s), x);
+            self.add_gradient(context, gradients, values, b, dout, values.get(s));
+        }
+    }
+
+    /// Adds `aᵀ · b` of each expert to a parameter's gradient, if it is trained.
+    fn add_gradient(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        values: &Slots,
+        id: ParamId,
+        a: &Tensor,
+        b: &Tensor,
+    ) {
+        if context.trains(id) {
+            let (out, accumulate) = gradients.overwrite_or_add(context.queue, id);
+            self.product(context, values, Order::TN, a, b, &out, accumulate);
+        }
+    }
+
+    /// What each expert's matrix makes of its rows. Returns what its adapter made of them on the way.
+    fn outputs(
+        &self,
+        context: &Context,
+        values: &Slots,
+        x: &Tensor,
+        matrix: &ExpertMatrix,
+        out: &Tensor,
+    ) -> Option<Tensor> {
+        let (order, weight) = (if self.transposed { Order::NN } else { Order::NT }, matrix.weight);
+        self.product(context, values, order, x, &context.parameters.value(weight), out, false);
+        matrix.adapter.map(|adapter| adapter.add_outputs(self, context, values, x, out))
+    }
+
+    /// The gradient of those rows. Returns the gradient of what the adapter made of them.
+    fn inputs(
+        &self,
+        context: &Context,
+        values: &Slots,
+        dout: &Tensor,
+        matrix: &ExpertMatrix,
+        dx: &Tensor,
+    ) -> Option<Tensor> {
+        let (order, weight) = (if self.transposed { Order::NT } else { Order::NN }, matrix.weight);
+        self.product(context, values, order, dout, &context.parameters.value(weight), dx, false);
+        matrix.adapter.map(|adapter| adapter.add_inputs(self, context, values, dout, dx))
+    }
+
+    pub(super) fn product(
         &self,
         context: &Context,
         values: &Slots,
@@ -249,4 +606,17 @@ impl Experts {
         let (a, b, out) = (a.view(), b.view(), out.view());
         context.queue.launch(GroupedProduct { order, a, b, out, offsets, accumulate });
     }
+}
+
+impl ExpertMatrix {
+    /// Whether something is trained whose gradient follows from its inputs.
+    fn needs_inputs(&self, context: &Context) -> bool {
+        self.adapter.is_some() || context.trains(self.weight)
+    }
+}
+
+/// A vector with as many numbers of each expert as a row for each.
+fn of_experts(vector: Tensor, offsets: &View) -> View {
+    let experts = offsets.cols - 1;
+    vector.view().reshaped(experts, vector.len() / experts)
 }

@@ -11,6 +11,7 @@ use evenkeel_device::{DType, Queue, Tensor};
 use crate::chain::batch::Batch;
 use crate::chain::body::Context;
 use crate::chain::linear::add_weight_gradient;
+use crate::chain::pooler::{Pooled, Pooler};
 use crate::parameters::{Gradients, ParamId};
 
 /// The sublayer of the last unit.
@@ -24,13 +25,29 @@ pub struct Head {
     pub(crate) first_class: usize,
     /// The most classes that any shard has.
     pub(crate) widest: usize,
-    /// Whether only the first token of each segment is classified: the class token of an image.
-    pub(crate) first_tokens_only: bool,
+    pub(crate) reads: HeadRows,
     /// The factor of all logits, and the cap that is put on them behind it.
     pub(crate) scale: f32,
     pub(crate) cap: Option<f32>,
     /// Bytes that the logits in memory at a time may take, as f32.
     pub(crate) logit_bytes: usize,
+}
+
+/// What gets logits.
+#[derive(Clone, Debug)]
+pub(crate) enum HeadRows {
+    All,
+    /// The first row of each image, its class token. All images have as many rows.
+    ClassTokens,
+    /// What is made of each text's first row.
+    FirstTokens(Pooler),
+}
+
+/// The head's input.
+pub struct Classified {
+    /// The rows that get logits.
+    pub rows: Tensor,
+    pooled: Option<Pooled>,
 }
 
 /// How losses become a number to minimise.
@@ -44,21 +61,31 @@ pub struct LossOptions {
 
 impl Head {
     pub(crate) fn parameters(&self) -> Vec<ParamId> {
-        [self.weight].into_iter().chain(self.bias).collect()
+        let of_pooler = match &self.reads {
+            HeadRows::FirstTokens(pooler) => vec![pooler.weight, pooler.bias],
+            HeadRows::All | HeadRows::ClassTokens => Vec::new(),
+        };
+        [self.weight].into_iter().chain(self.bias).chain(of_pooler).collect()
     }
 
     /// How many rows of a batch get logits.
     pub fn rows(&self, batch: &Batch) -> usize {
-        if self.first_tokens_only { batch.segments.iter().count() } else { batch.token_count() }
+        match self.reads {
+            HeadRows::All => batch.token_count(),
+            HeadRows::ClassTokens | HeadRows::FirstTokens(_) => batch.segments.iter().count(),
+        }
     }
 
-    /// The rows of `normalised` that get logits.
-    pub fn classified(&self, context: &Context, normalised: &Tensor) -> Tensor {
-        if !self.first_tokens_only {
-            return normalised.clone();
+    /// What gets logits of the stream behind the last layer.
+    pub fn classified(&self, context: &Context, normalised: &Tensor) -> Classified {
+        match &self.reads {
+            HeadRows::All => Classified { rows: normalised.clone(), pooled: None },
+            HeadRows::ClassTokens => Classified { rows: class_tokens(context, normalised), pooled: None },
+            HeadRows::FirstTokens(pooler) => {
+                let (rows, pooled) = pooler.forward(context, normalised);
+                Classified { rows, pooled: Some(pooled) }
+            }
         }
-        let images = context.batch.segments.iter().count();
-        normalised.every_nth_row(context.batch.token_count() / images)
     }
 
     /// The rows to treat at a time, the same on every shard.
@@ -131,18 +158,41 @@ impl Head {
         }
     }
 
-    /// Room for the gradient of the normalised values; rows that get no logits have none.
+    /// Room for the gradient of the normalised values; rows that get no logits have none. The first rows of texts fill it all.
     pub fn dnormalised(&self, queue: &Queue, normalised: &Tensor) -> Tensor {
         let [rows, cols] = normalised.shape();
-        if self.first_tokens_only {
-            queue.zeros(rows, cols, normalised.dtype)
-        } else {
-            queue.tensor(rows, cols, normalised.dtype)
+        match self.reads {
+            HeadRows::ClassTokens => queue.zeros(rows, cols, normalised.dtype),
+            HeadRows::All | HeadRows::FirstTokens(_) => queue.tensor(rows, cols, normalised.dtype),
         }
     }
 
-    /// Writes the gradient of `x` and adds those of weight and bias as far as they are trained.
-    pub fn backward(&self, context: &Context, gradients: &Gradients, x: &Tensor, dlogits: &Tensor, dx: &Tensor) {
+    /// Writes these rows' part of the gradient of the normalised values, beginning with the first rows, and adds those of the
+    /// parameters as far as they are trained.
+    pub fn backward(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        classified: &Classified,
+        rows: Range<usize>,
+        dlogits: &Tensor,
+        dnormalised: &Tensor,
+    ) {
+        let x = &classified.rows.row_range(rows.clone());
+        let dx = match (&self.reads, &classified.pooled) {
+            (HeadRows::FirstTokens(pooler), Some(pooled)) => {
+                let dpooled = context.queue.tensor(rows.len(), x.cols, x.dtype);
+                self.backward_rows(context, gradients, x, dlogits, &dpooled);
+                return pooler.backward(context, gradients, pooled, rows, &dpooled, dnormalised);
+            }
+            (HeadRows::ClassTokens, _) => class_tokens(context, dnormalised),
+            _ => dnormalised.clone(),
+        };
+        self.backward_rows(context, gradients, x, dlogits, &dx.row_range(rows));
+    }
+
+    /// Writes the gradient of `x` and adds those of weight and bias.
+    fn backward_rows(&self, context: &Context, gradients: &Gradients, x: &Tensor, dlogits: &Tensor, dx: &Tensor) {
         let queue = context.queue;
         let weight = &context.parameters.value(self.weight);
         queue.launch(Product { scale: self.scale, ..Product::new(Order::NN, dlogits, weight, dx) });
@@ -153,4 +203,10 @@ impl Head {
             queue.launch(ColumnSum { x: dlogits.view(), out: dbias.view() });
         }
     }
+}
+
+/// The first row of each image.
+fn class_tokens(context: &Context, rows: &Tensor) -> Tensor {
+    let images = context.batch.segments.iter().count();
+    rows.every_nth_row(context.batch.token_count() / images)
 }

@@ -8,11 +8,14 @@ use evenkeel_device::DeviceKind;
 
 use crate::adapter::{AdapterConfig, Adapters, Ends};
 use crate::chain::adapted::{AdaptedWeight, LinearAdapter, make_room};
+use crate::chain::adapted_experts::ExpertAdapter;
 use crate::chain::body::Body;
 use crate::chain::build::{EMBED, build};
 use crate::chain::entry::Join;
+use crate::chain::experts::{ExpertMatrix, Experts};
 use crate::chain::head::Head;
 use crate::chain::linear::Linear;
+use crate::chain::op::Op;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
 use crate::config::family::Names;
@@ -95,6 +98,15 @@ impl Model {
         self.rebuilt(self.shard.clone(), kind)
     }
 
+    /// Refuses devices that cannot compute with it.
+    pub fn check_device(&self, kind: DeviceKind) -> Result<(), Error> {
+        let head_dim = self.config.head_dim;
+        match kind.widest_head().filter(|&most| head_dim > most) {
+            None => Ok(()),
+            Some(most) => Err(Error::WideHeads { head_dim, most }),
+        }
+    }
+
     fn rebuilt(&self, shard: Shard, kind: DeviceKind) -> Model {
         Model::of_shard(self.config.clone(), shard, kind, |id| self.specs[id.0].is_trained)
     }
@@ -107,7 +119,13 @@ impl Model {
     }
 
     /// The same model with adapters: training changes these, and the modules that are trained whole.
-    pub fn adapted(&self, config: AdapterConfig) -> Result<Model, Error> {
+    pub fn adapted(&self, mut config: AdapterConfig) -> Result<Model, Error> {
+        if self.config.family.classifier.is_some() {
+            // PEFT names the heads of all classifiers of texts.
+            const HEADS: [&str; 2] = ["classifier", "score"];
+            let is_own = |module: &str| self.specs.iter().any(|spec| spec.name.starts_with(&format!("{module}.")));
+            config.trained_modules.retain(|module| !HEADS.contains(&module.as_str()) || is_own(module));
+        }
         let adapters = Arc::new(Adapters::new(config)?);
         let linears = self.linear_names();
         let mut config = self.config.clone();
@@ -118,9 +136,17 @@ impl Model {
         config.adapters = Some(adapters.clone());
         let shard = Shard::whole(&config);
         let model = Model::of_shard(config, shard, self.kind, |_| true);
-        adapters.check(&model.specs, &linears, &self.ends())?;
+        adapters.check(&model.specs, &linears, &self.expert_names(), &self.ends())?;
         if let Some(spec) = model.specs.iter().find(|spec| spec.is_packed && adapters.trains(spec)) {
             let what = format!("`{}` is to be trained whole, but it is held in 4 bits, which cannot be", spec.name);
+            return Err(Error::BadAdapter { what });
+        }
+        let is_trained = |id: ParamId| adapters.trains(&model.specs[id.0]);
+        let adapted = model.experts().flat_map(Experts::matrices).filter(|matrix| matrix.adapter.is_some());
+        if let Some(matrix) = adapted.into_iter().find(|matrix| is_trained(matrix.weight)) {
+            let name = &model.specs[matrix.weight.0].name;
+            let what =
+                format!("`{name}` is in target_parameters and to be trained whole by modules_to_save: leave one out");
             return Err(Error::BadAdapter { what });
         }
         Ok(model.training(|_, spec| adapters.trains(spec)))
@@ -130,7 +156,8 @@ impl Model {
     pub fn newly_adapted(&self, config: AdapterConfig) -> Result<Model, Error> {
         let model = self.adapted(config)?;
         let adapters = model.config.adapters.as_ref().expect("just adapted");
-        adapters.check_patterns(&self.linear_names(), &model.adapted_names())?;
+        let adapted = [model.adapted_names(), model.adapted_expert_names()].concat();
+        adapters.check_patterns(&self.linear_names(), &adapted)?;
         Ok(model)
     }
 
@@ -152,9 +179,22 @@ impl Model {
         names
     }
 
-    /// The adapter's names for the layers that it adapts, in order.
+    /// The names of the experts' parameters that can be adapted, in order.
+    pub fn expert_names(&self) -> Vec<String> {
+        let matrices = self.experts().flat_map(Experts::matrices);
+        matrices.map(|matrix| self.specs[matrix.weight.0].name.clone()).collect()
+    }
+
+    /// The names of those that are adapted.
+    pub fn adapted_expert_names(&self) -> Vec<String> {
+        let matrices = self.experts().flat_map(Experts::matrices).filter(|matrix| matrix.adapter.is_some());
+        matrices.map(|matrix| self.specs[matrix.weight.0].name.clone()).collect()
+    }
+
+    /// The adapter's names for the linear layers that it adapts, in order.
     pub fn adapted_names(&self) -> Vec<String> {
-        let names = self.specs.iter().filter_map(|spec| spec.name.strip_suffix(".lora_A.weight"));
+        let of_linears = self.specs.iter().filter(|spec| spec.expert_factor.is_none());
+        let names = of_linears.filter_map(|spec| spec.name.strip_suffix(".lora_A.weight"));
         names.map(|name| self.config.adapters.as_ref().map_or_else(|| name.to_owned(), |it| it.name_of(name))).collect()
     }
 
@@ -170,10 +210,26 @@ impl Model {
             let magnitude = magnitude.map(|magnitude| magnitude.parameters);
             let (weight, transposed, rank) = (linear.weight, linear.transposed, self.specs[a.0].whole[0]);
             if !found.iter().any(|other| other.weight == weight) {
-                found.push(AdaptedWeight { weight, a, b, rank, scale, transposed, magnitude });
+                found.push(AdaptedWeight { weight, a, b, rank, experts: 1, scale, transposed, magnitude });
+            }
+        }
+        for experts in self.experts() {
+            let transposed = experts.transposed;
+            for &ExpertMatrix { weight, adapter } in experts.matrices() {
+                let Some(ExpertAdapter { a, b, scale, .. }) = adapter else { continue };
+                let [rows, rank] = [self.specs[a.0].whole[0], self.specs[b.0].whole[1]];
+                let experts = rows / rank;
+                found.push(AdaptedWeight { weight, a, b, rank, experts, scale, transposed, magnitude: None });
             }
         }
         found
+    }
+
+    fn experts(&self) -> impl Iterator<Item = &Experts> {
+        self.bodies().flat_map(|body| &body.ops).filter_map(|op| match op {
+            Op::Experts(experts) => Some(experts),
+            _ => None,
+        })
     }
 
     /// The frozen weights that their adapters' factors are to lie beside.
@@ -212,7 +268,8 @@ impl Model {
     /// The same model; training changes only these parameters.
     pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {
-            spec.is_trained = !spec.is_derived && !spec.is_packed && is_trained(ParamId(index), spec);
+            let is_fixed = spec.is_derived || spec.is_packed || spec.is_constant;
+            spec.is_trained = !is_fixed && is_trained(ParamId(index), spec);
         }
         // Shards exchange tensors, which must have no gaps.
         if self.kind == DeviceKind::Cuda && self.shard.count == 1 {
@@ -231,6 +288,8 @@ impl Model {
     /// with its norm, belongs to the stage before.
     pub fn stages(&self, stages: &[Range<usize>]) -> Model {
         assert!(self.is_whole_chain(), "a chain is cut once");
+        let is_whole = matches!(stages, [units] if *units == (0..self.units.len()));
+        assert!(is_whole || !self.config.hands_values_on(), "layers that hand values on are in one place");
         let stage = |units: &Range<usize>| {
             assert!(!units.is_empty() && units.end <= self.units.len(), "units {units:?} of {}", self.units.len());
             let behind = self.units.get(units.end).and_then(|unit| unit.entry.as_ref());
@@ -272,10 +331,12 @@ impl Model {
         stage.and_then(|stage| stage.exit.as_ref()).expect("a stage before the last passes its stream on")
     }
 
-    /// The same model without the units between the first so many and the head: their likes are enough for an estimate.
+    /// The same model without the units between the first so many and the head: their likes are enough for an estimate. Units that
+    /// hand values on stay together.
     pub fn shortened(&self, units: usize) -> Model {
         let head = self.units.len() - 1;
-        let units: Vec<Unit> = self.units[..units.min(head)].iter().chain(&self.units[head..]).cloned().collect();
+        let count = if self.config.hands_values_on() { head } else { units.min(head) };
+        let units: Vec<Unit> = self.units[..count].iter().chain(&self.units[head..]).cloned().collect();
         let mut short = Model {
             config: self.config.clone(),
             shard: self.shard.clone(),
@@ -300,7 +361,8 @@ impl Model {
             (layers[layer], kinds.collect::<Vec<_>>())
         };
         let all: Vec<_> = (0..layers.len()).map(of_layer).collect();
-        let repeats = |period: &usize| (*period..all.len()).all(|layer| all[layer] == all[layer - period]);
+        let is_whole = self.config.hands_values_on();
+        let repeats = |period: &usize| !is_whole && (*period..all.len()).all(|layer| all[layer] == all[layer - period]);
         per_layer * (1..all.len()).find(repeats).unwrap_or(all.len())
     }
 
@@ -326,6 +388,16 @@ impl Model {
         &self.units[place.expect("a unit of these stages")]
     }
 
+    /// Its layers with experts, counted among all of them.
+    pub fn expert_layers(&self) -> impl Iterator<Item = usize> {
+        let config = &self.config;
+        let layers = self.units.iter().filter_map(|unit| match unit.kind {
+            UnitKind::Mlp(index) | UnitKind::Layer(index) => Some(index),
+            UnitKind::Embedding | UnitKind::Attention(_) | UnitKind::TokenInput(_) | UnitKind::Head => None,
+        });
+        layers.filter(|&index| config.layers[index].has_experts).map(|index| config.expert_layer(index))
+    }
+
     /// The head. Stages before the last have none.
     pub fn head(&self) -> &Head {
         let head = self.units.last().and_then(|unit| match &unit.sublayer {
@@ -345,11 +417,16 @@ impl Model {
         self.units.iter().zip(self.unit_numbers()).map(of_unit).collect()
     }
 
-    /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
+    /// Whether a parameter is a matrix of a hidden layer: neither a vector, a filter nor a table, and no part of embedding and head.
     pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
         let mut outer = self.units.iter().filter(|unit| matches!(unit.kind, UnitKind::Embedding | UnitKind::Head));
         let spec = &self.specs[id.0];
-        spec.shape.len() == 2 && spec.tensors.is_empty() && !outer.any(|unit| unit.parameters().contains(&id))
+        let is_table = |op: &Op| matches!(op, Op::Lookup(lookup) if lookup.table == id);
+        spec.shape.len() == 2
+            && spec.tensors.is_empty()
+            && spec.expert_factor.is_none()
+            && !outer.any(|unit| unit.parameters().contains(&id))
+            && !self.bodies().flat_map(|body| &body.ops).any(is_table)
     }
 
     /// The table of the embedding, which a tied head multiplies with.
@@ -359,7 +436,7 @@ impl Model {
 
     /// The count for the whole model.
     pub fn parameter_count(&self) -> u64 {
-        let own = self.specs.iter().filter(|spec| !spec.is_derived);
+        let own = self.specs.iter().filter(|spec| !spec.is_derived && !spec.is_constant);
         own.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }
 }

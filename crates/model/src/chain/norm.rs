@@ -8,7 +8,8 @@ use crate::parameters::{Gradients, ParamId, Parameters};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormSpec {
     pub kind: NormKind,
-    pub weight: ParamId,
+    /// Without it nothing is multiplied behind the norm.
+    pub weight: Option<ParamId>,
     pub bias: Option<ParamId>,
     pub weight_offset: f32,
     pub epsilon: f32,
@@ -28,7 +29,7 @@ pub(crate) enum Input {
 
 impl NormSpec {
     pub fn parameters(&self) -> impl Iterator<Item = ParamId> + use<> {
-        [self.weight].into_iter().chain(self.bias)
+        self.weight.into_iter().chain(self.bias)
     }
 
     /// Returns the rows' statistics, for backward.
@@ -43,7 +44,7 @@ impl NormSpec {
             x,
             add,
             sum,
-            weight: parameters.value(self.weight).view(),
+            weight: self.weight.map(|weight| parameters.value(weight).view()),
             weight_offset: self.weight_offset,
             bias: self.bias.map(|bias| parameters.value(bias).view()),
             epsilon: self.epsilon,
@@ -65,17 +66,18 @@ impl NormSpec {
         residual: Option<View>,
         dx: View,
     ) {
+        let gradient = |id: Option<ParamId>| Some(gradients.sum_of_trained(queue, id?)?.view());
         queue.launch(NormBackward {
             kind: self.kind,
             x,
-            weight: parameters.value(self.weight).view(),
+            weight: self.weight.map(|weight| parameters.value(weight).view()),
             weight_offset: self.weight_offset,
             stats: stats.view(),
             dout,
             residual,
             dx,
-            dweight: gradients.sum_of_trained(queue, self.weight).map(|sum| sum.view()),
-            dbias: self.bias.and_then(|bias| Some(gradients.sum_of_trained(queue, bias)?.view())),
+            dweight: gradient(self.weight),
+            dbias: gradient(self.bias),
         });
     }
 }

@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use evenkeel_device::kernel::{
-    self, Activation, Add, AttentionDropout, Embed, EmbedBackward, Gated, GatedBackward, Mask, Multiply, Pairs,
-    ScoreChanges,
-};
-use evenkeel_device::{DType, Heads, Tensor, View};
+use evenkeel_device::kernel::{self, Activation, Add, Copy, Gated, GatedBackward, Multiply, Pairs};
+use evenkeel_device::{Heads, Tensor, View};
 
 use crate::chain::adapted::MagnitudeParameters;
-use crate::chain::batch::Batch;
+use crate::chain::attention::{Attention, HeadSlot};
 use crate::chain::body::{Context, Slot, Slots};
+use crate::chain::delta::{Delta, DynamicConv, GatedNorm, ShortConv};
 use crate::chain::dropout::{Dropout, dropped};
-use crate::chain::experts::{Experts, Router};
+use crate::chain::experts::{Experts, Router, SharedGate};
+use crate::chain::handed::{HandOn, TakeHanded};
 use crate::chain::linear::Linear;
+use crate::chain::lookup::Lookup;
 use crate::chain::norm::{self, NormSpec};
 use crate::chain::on_rows::OnRows;
 use crate::parameters::{Gradients, ParamId};
@@ -21,20 +21,40 @@ use crate::parameters::{Gradients, ParamId};
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Linear(Linear),
-    /// A norm of every head in a slot of heads side by side, or of all of them together: of as many columns as it has weights.
+    /// A norm of every head, or of all of them together. The result lies side by side.
     HeadNorm {
-        x: Slot,
+        x: HeadSlot,
         out: Slot,
         stats: Slot,
         norm: NormSpec,
+        /// Whether an operation behind it begins the gradient of the same heads.
+        adds: bool,
+    },
+    /// Copies heads from among others to a slot where they lie side by side.
+    TakeHeads {
+        x: HeadSlot,
+        out: Slot,
+        /// Whether nothing else reads the slot: then the gradient of what is not copied is zero.
+        alone: bool,
     },
     /// Rotates heads in place.
     Rotary {
         x: HeadSlot,
         table: usize,
+        is_query: bool,
         pairs: Pairs,
     },
     Attention(Attention),
+    /// `out = sigmoid(gate) · x`, head by head.
+    GateHeads {
+        x: Slot,
+        gate: HeadSlot,
+        out: Slot,
+    },
+    ShortConv(ShortConv),
+    DynamicConv(DynamicConv),
+    Delta(Delta),
+    GatedNorm(GatedNorm),
     /// `out = activation(gate) · up`
     Gated {
         activation: Activation,
@@ -52,6 +72,11 @@ pub(crate) enum Op {
     Add {
         a: Slot,
         b: Slot,
+        out: Slot,
+    },
+    /// The columns of two slots of the same width, the first before the second.
+    SideBySide {
+        parts: [Slot; 2],
         out: Slot,
     },
     /// These elements of the images' patches, as the batch has them.
@@ -78,101 +103,9 @@ pub(crate) enum Op {
     OnRows(OnRows),
     Router(Router),
     Experts(Experts),
-}
-
-/// The columns of heads in a slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HeadSlot {
-    pub slot: Slot,
-    pub first: usize,
-    pub count: usize,
-    pub dim: usize,
-    pub step: usize,
-}
-
-impl HeadSlot {
-    fn of(&self, slots: &Slots) -> Heads {
-        Heads::strided(slots.get(self.slot), self.first, self.count, self.dim, self.step)
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Attention {
-    pub q: HeadSlot,
-    pub k: HeadSlot,
-    pub v: HeadSlot,
-    pub out: Slot,
-    pub logsum: Slot,
-    pub mask: Mask,
-    pub scale: f32,
-    /// The soft cap on scores.
-    pub cap: Option<f32>,
-    pub dropout: Option<Dropout>,
-    /// The number of the first query head among the whole model's.
-    pub first_head: usize,
-    /// The place of this layer's keys and values in a cache.
-    pub layer: usize,
-}
-
-impl Attention {
-    fn out_heads(&self, out: &Tensor) -> Heads {
-        Heads::packed(out, self.q.count)
-    }
-
-    fn scores(&self, context: &Context) -> ScoreChanges {
-        let slopes = context.tables.slopes(self.first_head..self.first_head + self.q.count);
-        ScoreChanges { cap: self.cap, slopes, sinks: None }
-    }
-
-    fn dropped(&self, batch: &Batch) -> Option<AttentionDropout> {
-        self.dropout?.of_attention(batch, self.first_head)
-    }
-}
-
-/// `out = scale · table[index]`, or added to earlier lookups in the slot.
-#[derive(Clone, Debug)]
-pub(crate) struct Lookup {
-    pub table: ParamId,
-    /// Rows of the table before that of index 0.
-    pub skipped: usize,
-    pub index: Index,
-    /// The index of the first row that the table has here.
-    pub first: usize,
-    pub scale: f32,
-    pub out: Slot,
-    pub accumulate: bool,
-}
-
-impl Lookup {
-    /// Rows of the whole table.
-    pub fn of(table: ParamId, index: Index) -> Lookup {
-        Lookup { table, skipped: 0, index, first: 0, scale: 1.0, out: Slot(0), accumulate: false }
-    }
-
-    /// The rows that have an index.
-    fn rows(&self, table: &Tensor) -> View {
-        table.view().row_range(self.skipped..table.rows)
-    }
-}
-
-/// The indices of the batch that a lookup uses.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Index {
-    Tokens,
-    Positions,
-    ClassRows,
-    PatchRows,
-}
-
-impl Index {
-    fn of<'a>(&self, context: &Context<'a>) -> &'a Tensor {
-        match self {
-            Index::Tokens => &context.batch.ids,
-            Index::Positions => &context.batch.positions,
-            Index::ClassRows => &context.batch.class_rows,
-            Index::PatchRows => &context.batch.patch_rows,
-        }
-    }
+    SharedGate(SharedGate),
+    HandOn(HandOn),
+    TakeHanded(TakeHanded),
 }
 
 impl Op {
@@ -189,13 +122,23 @@ impl Op {
             Op::HeadNorm { norm, .. } => norm.parameters().collect(),
             Op::Lookup(lookup) => vec![lookup.table],
             Op::OnRows(strip) => strip.ops.iter().flat_map(Op::parameters).collect(),
-            Op::Router(router) => vec![router.weight],
-            Op::Experts(experts) => vec![experts.gate_up, experts.down],
-            Op::Rotary { .. }
-            | Op::Attention(_)
+            Op::Attention(attention) => attention.sinks.iter().map(|sinks| sinks.logits).collect(),
+            Op::Router(router) => router.parameters(),
+            Op::Experts(experts) => experts.parameters(),
+            Op::SharedGate(gate) => vec![gate.weight],
+            Op::ShortConv(convolution) => vec![convolution.weight],
+            Op::Delta(delta) => vec![delta.log_rate, delta.bias],
+            Op::GatedNorm(norm) => vec![norm.weight],
+            Op::TakeHeads { .. }
+            | Op::HandOn(_)
+            | Op::TakeHanded(_)
+            | Op::Rotary { .. }
+            | Op::GateHeads { .. }
+            | Op::DynamicConv(_)
             | Op::Gated { .. }
             | Op::GatedTogether { .. }
             | Op::Add { .. }
+            | Op::SideBySide { .. }
             | Op::Patches { .. }
             | Op::Dropout { .. }
             | Op::Scale { .. }
@@ -203,9 +146,14 @@ impl Op {
         }
     }
 
-    /// The slot that it reads as heads that follow one another without gaps, if it does.
-    pub fn reads_heads_without_gaps(&self) -> Option<Slot> {
-        if let Op::HeadNorm { x, .. } = self { Some(*x) } else { None }
+    /// The slots that it uses as heads that follow one another without gaps.
+    pub fn slots_without_gaps(&self) -> Vec<Slot> {
+        match self {
+            Op::HeadNorm { x, .. } | Op::TakeHeads { x, .. } => vec![x.slot],
+            Op::GateHeads { x, gate, out } => vec![*x, gate.slot, *out],
+            Op::GatedNorm(norm) => vec![norm.x, norm.gate, norm.out],
+            _ => Vec::new(),
+        }
     }
 
     /// The input of a linear layer.
@@ -225,18 +173,35 @@ impl Op {
         let queue = context.queue;
         match self {
             Op::Linear(linear) => linear.forward(context, values),
-            Op::HeadNorm { x, out, stats, norm } => {
-                let input = values.get(*x);
-                let dim = context.parameters.value(norm.weight).cols;
-                let rows = input.len() / dim;
-                let result = queue.tensor(input.rows, input.cols, input.dtype);
-                let source = norm::Input::Value(input.view().reshaped(rows, dim));
-                let row_stats = norm.forward(queue, context.parameters, source, result.view().reshaped(rows, dim));
+            Op::HeadNorm { x, out, stats, norm, .. } => {
+                let input = values.get(x.slot);
+                let result = queue.tensor(input.rows, x.count * x.dim, input.dtype);
+                let (source, rows) = (norm::Input::Value(x.rows(input)), x.packed_rows(&result));
+                let row_stats = norm.forward(queue, context.parameters, source, rows);
                 values.set(*out, result);
                 values.set(*stats, row_stats);
             }
-            Op::Rotary { x, table, pairs } => queue.launch(rotation(context, x.of(values), *table, *pairs, false)),
+            Op::TakeHeads { x, out, .. } => {
+                let from = values.get(x.slot);
+                let result = values.tensor_for(*out, queue, from.rows, x.count * x.dim, from.dtype);
+                queue.launch(Copy { x: x.rows(from), out: x.packed_rows(&result) });
+                values.set(*out, result);
+            }
+            Op::Rotary { x, table, is_query, pairs } => {
+                queue.launch(rotation(context, x.of(values), *table, *is_query, *pairs, false));
+            }
             Op::Attention(attention) => attention.forward(context, values),
+            Op::GateHeads { x, gate, out } => {
+                let (heads, gates) = (values.get(*x), values.get(gate.slot));
+                let result = values.tensor_for(*out, queue, heads.rows, heads.cols, heads.dtype);
+                let (up, rows) = (gate.packed_rows(heads), gate.packed_rows(&result));
+                queue.launch(Gated { activation: Activation::Sigmoid, gate: gate.rows(gates), up, out: rows });
+                values.set(*out, result);
+            }
+            Op::ShortConv(convolution) => convolution.forward(context, values),
+            Op::DynamicConv(convolution) => convolution.forward(context, values),
+            Op::Delta(delta) => delta.forward(context, values),
+            Op::GatedNorm(norm) => norm.forward(context, values),
             Op::Gated { activation, gate, up, out } => {
                 let (gate, up) = (values.get(*gate), values.get(*up));
                 let result = values.tensor_for(*out, queue, gate.rows, gate.cols, gate.dtype);
@@ -256,25 +221,21 @@ impl Op {
                 queue.launch(Add { a: a.view(), b: b.view(), out: result.view() });
                 values.set(*out, result);
             }
+            Op::SideBySide { parts, out } => {
+                let parts = parts.map(|part| values.get(part));
+                let cols = parts.map(|part| part.cols);
+                let result = queue.tensor(parts[0].rows, cols[0] + cols[1], parts[0].dtype);
+                for (part, first) in parts.into_iter().zip([0, cols[0]]) {
+                    let out = result.col_range(first..first + part.cols).view();
+                    queue.launch(Copy { x: part.view(), out });
+                }
+                values.set(*out, result);
+            }
             Op::Patches { elements, out } => {
                 let patches = context.batch.patches.as_ref().expect("a batch of images for a model that reads images");
                 values.set(*out, patches.col_range(elements.clone()));
             }
-            Op::Lookup(lookup) => {
-                let table = &context.parameters.value(lookup.table);
-                let indices = lookup.index.of(context);
-                if !lookup.accumulate {
-                    values.set(lookup.out, queue.tensor(indices.cols, table.cols, context.dtype()));
-                }
-                queue.launch(Embed {
-                    table: lookup.rows(table),
-                    indices: indices.view(),
-                    first: lookup.first as u32,
-                    scale: lookup.scale,
-                    out: values.get(lookup.out).view(),
-                    accumulate: lookup.accumulate,
-                });
-            }
+            Op::Lookup(lookup) => lookup.forward(context, values),
             Op::Dropout { x, dropout } => {
                 if let Some(noise) = context.batch.noise {
                     let x = values.get(*x);
@@ -283,12 +244,15 @@ impl Op {
             }
             Op::Scale { x, factor } => {
                 let x = values.get(*x).view();
-                queue.launch(Multiply { x, factor: *factor, out: x });
+                queue.launch(Multiply { x, factor: *factor, by: None, out: x });
             }
             Op::NoColumns { x, out } => values.set(*out, values.get(*x).col_range(0..0)),
             Op::OnRows(strip) => strip.forward(context, values),
             Op::Router(router) => router.forward(context, values),
             Op::Experts(experts) => experts.forward(context, values),
+            Op::SharedGate(gate) => gate.forward(context, values),
+            Op::HandOn(hand) => hand.forward(context, values),
+            Op::TakeHanded(take) => take.forward(context, values),
         }
     }
 
@@ -296,8 +260,12 @@ impl Op {
     pub fn recompute(&self, context: &Context, values: &mut Slots, skipped: &[Slot]) {
         match self {
             Op::Linear(linear) if skipped.contains(&linear.out) => linear.recompute(context, values),
-            Op::Add { out: slot, .. } | Op::Dropout { x: slot, .. } | Op::Scale { x: slot, .. }
+            Op::Add { out: slot, .. }
+            | Op::SideBySide { out: slot, .. }
+            | Op::Dropout { x: slot, .. }
+            | Op::Scale { x: slot, .. }
                 if skipped.contains(slot) => {}
+            Op::HandOn(_) => (),
             Op::Lookup(lookup) if skipped.contains(&lookup.out) => (),
             Op::Experts(experts) if skipped.contains(&experts.out) => experts.widen(context, values),
             _ => self.forward(context, values),
@@ -312,7 +280,12 @@ impl Op {
                 let product = linear.magnitude().map(|magnitude| magnitude.u);
                 self.weight_inputs(context).into_iter().chain(before).chain(product).collect()
             }
-            Op::HeadNorm { x, stats, .. } => vec![*x, *stats],
+            Op::HeadNorm { x, stats, .. } => vec![x.slot, *stats],
+            Op::GateHeads { x, gate, .. } => vec![*x, gate.slot],
+            Op::ShortConv(convolution) => vec![convolution.x],
+            Op::DynamicConv(convolution) => vec![convolution.x, convolution.weights],
+            Op::Delta(delta) => delta.saved(),
+            Op::GatedNorm(norm) => vec![norm.x, norm.gate],
             Op::Attention(attention) => {
                 let Attention { q, k, v, out, logsum, .. } = attention;
                 vec![q.slot, k.slot, v.slot, *out, *logsum]
@@ -322,9 +295,14 @@ impl Op {
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.saved(context)).collect(),
             Op::Router(router) => router.saved(),
             Op::Experts(experts) => experts.saved(),
-            Op::Rotary { .. }
+            Op::SharedGate(gate) => gate.saved(),
+            Op::TakeHeads { .. }
+            | Op::HandOn(_)
+            | Op::TakeHanded(_)
+            | Op::Rotary { .. }
             | Op::Scale { .. }
             | Op::Add { .. }
+            | Op::SideBySide { .. }
             | Op::Patches { .. }
             | Op::Lookup(_)
             | Op::Dropout { .. }
@@ -337,18 +315,53 @@ impl Op {
         let queue = context.queue;
         match self {
             Op::Linear(linear) => linear.backward_input(context, gradients, values, slots),
-            Op::HeadNorm { x, out, stats, norm } => {
-                let (input, dout) = (values.take(*x), slots.take(*out));
-                let dim = context.parameters.value(norm.weight).cols;
-                let rows = input.len() / dim;
-                let (x_rows, dout_rows) = (input.view().reshaped(rows, dim), dout.view().reshaped(rows, dim));
-                let row_stats = values.take(*stats);
-                let parameters = context.parameters;
-                norm.backward(queue, parameters, gradients, x_rows, &row_stats, dout_rows, None, dout_rows);
+            Op::HeadNorm { x, out, stats, norm, adds } => {
+                let (dout, row_stats) = (slots.take(*out), values.take(*stats));
+                let input = values.get(x.slot);
+                let dout_rows = x.packed_rows(&dout);
+                // A gate beside each head has begun the gradient already.
+                let dx_rows = slots.find(x.slot).map_or(dout_rows, |begun| x.rows(begun));
+                let (parameters, rows) = (context.parameters, x.rows(input));
+                let residual = adds.then_some(dx_rows);
+                norm.backward(queue, parameters, gradients, rows, &row_stats, dout_rows, residual, dx_rows);
+                if slots.find(x.slot).is_none() {
+                    slots.set(x.slot, dout);
+                }
+            }
+            Op::TakeHeads { x, out, alone } => {
+                let dout = slots.take(*out);
+                if slots.find(x.slot).is_none() {
+                    let dx = slots.tensor_for(x.slot, queue, dout.rows, x.count * x.step, dout.dtype);
+                    if *alone && x.dim < x.step {
+                        queue.launch(kernel::Fill { out: dx.view(), value: 0.0 });
+                    }
+                    slots.set(x.slot, dx);
+                }
+                queue.launch(Copy { x: x.packed_rows(&dout), out: x.rows(slots.get(x.slot)) });
+            }
+            Op::Rotary { x, table, is_query, pairs } => {
+                queue.launch(rotation(context, x.of(slots), *table, *is_query, *pairs, true));
+            }
+            Op::Attention(attention) => attention.backward(context, gradients, values, slots),
+            Op::GateHeads { x, gate, out } => {
+                let (heads, gates, dout) = (values.get(*x), values.get(gate.slot), slots.take(*out));
+                let dgates = slots.tensor_for(gate.slot, queue, gates.rows, gates.cols, gates.dtype);
+                let dout_rows = gate.packed_rows(&dout);
+                queue.launch(GatedBackward {
+                    activation: Activation::Sigmoid,
+                    gate: gate.rows(gates),
+                    up: gate.packed_rows(heads),
+                    dout: dout_rows,
+                    dgate: gate.rows(&dgates),
+                    dup: dout_rows,
+                });
+                slots.set(gate.slot, dgates);
                 slots.set(*x, dout);
             }
-            Op::Rotary { x, table, pairs } => queue.launch(rotation(context, x.of(slots), *table, *pairs, true)),
-            Op::Attention(attention) => attention.backward(context, values, slots),
+            Op::ShortConv(convolution) => convolution.backward(context, gradients, values, slots),
+            Op::DynamicConv(convolution) => convolution.backward(context, values, slots),
+            Op::Delta(delta) => delta.backward(context, gradients, values, slots),
+            Op::GatedNorm(norm) => norm.backward(context, gradients, values, slots),
             Op::Gated { activation, gate, up, out } => {
                 // The gradients overwrite the values, which nothing reads again.
                 let (dgate, dup, dout) = (values.take(*gate), values.take(*up), slots.take(*out));
@@ -376,6 +389,12 @@ impl Op {
                 slots.set(*a, dout.clone());
                 slots.set(*b, dout);
             }
+            Op::SideBySide { parts: [a, b], out } => {
+                let dout = slots.take(*out);
+                let middle = dout.cols / 2;
+                slots.set(*a, dout.col_range(0..middle));
+                slots.set(*b, dout.col_range(middle..dout.cols));
+            }
             // Not in place: the sum's gradient is that of both its summands.
             Op::Dropout { x, dropout } => {
                 let dx = dropped(Some(*dropout), context, 0, slots.take(*x));
@@ -384,12 +403,15 @@ impl Op {
             Op::Scale { x, factor } => {
                 let dout = slots.take(*x);
                 let dx = slots.tensor_for(*x, queue, dout.rows, dout.cols, dout.dtype);
-                queue.launch(Multiply { x: dout.view(), factor: *factor, out: dx.view() });
+                queue.launch(Multiply { x: dout.view(), factor: *factor, by: None, out: dx.view() });
                 slots.set(*x, dx);
             }
             Op::OnRows(strip) => strip.backward_input(context, gradients, values, slots),
-            Op::Router(router) => router.backward_input(context, values, slots),
+            Op::Router(router) => router.backward_input(context, gradients, values, slots),
             Op::Experts(experts) => experts.backward_input(context, values, slots),
+            Op::SharedGate(gate) => gate.backward_input(context, values, slots),
+            Op::HandOn(hand) => hand.backward(context, slots),
+            Op::TakeHanded(take) => take.backward(context, slots),
             Op::Patches { .. } | Op::Lookup(_) | Op::NoColumns { .. } => (),
         }
     }
@@ -402,8 +424,9 @@ impl Op {
                 vec![linear.x]
             }
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_inputs(context)).collect(),
-            Op::Router(router) if context.trains(router.weight) => vec![router.x],
+            Op::Router(router) => router.weight_inputs(context),
             Op::Experts(experts) => experts.weight_inputs(context),
+            Op::SharedGate(gate) if context.trains(gate.weight) => vec![gate.x],
             _ => Vec::new(),
         }
     }
@@ -426,8 +449,9 @@ impl Op {
             }
             Op::Lookup(lookup) => vec![lookup.out],
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_gradients(context)).collect(),
-            Op::Router(router) if context.trains(router.weight) => vec![router.logits],
+            Op::Router(router) => router.weight_gradients(context),
             Op::Experts(experts) => experts.weight_gradients(context),
+            Op::SharedGate(gate) if context.trains(gate.weight) => vec![gate.logits],
             _ => Vec::new(),
         }
     }
@@ -435,19 +459,11 @@ impl Op {
     pub fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
         match self {
             Op::Linear(linear) => linear.backward_weight(context, gradients, values, slots),
-            Op::Lookup(lookup) => {
-                let Some(dtable) = gradients.sum_of_trained(context.queue, lookup.table) else { return };
-                context.queue.launch(EmbedBackward {
-                    dtable: lookup.rows(&dtable),
-                    indices: lookup.index.of(context).view(),
-                    first: lookup.first as u32,
-                    scale: lookup.scale,
-                    dout: slots.get(lookup.out).view(),
-                });
-            }
+            Op::Lookup(lookup) => lookup.backward_weight(context, gradients, slots),
             Op::OnRows(strip) => strip.backward_weight(context, gradients, values, slots),
             Op::Router(router) => router.backward_weight(context, gradients, values, slots),
             Op::Experts(experts) => experts.backward_weight(context, gradients, values, slots),
+            Op::SharedGate(gate) => gate.backward_weight(context, gradients, values, slots),
             _ => (),
         }
     }
@@ -459,81 +475,7 @@ pub(super) fn halves(x: &Tensor) -> [View; 2] {
     [0..width, width..2 * width].map(|columns| x.view().col_range(columns))
 }
 
-fn rotation(context: &Context, x: Heads, table: usize, pairs: Pairs, inverse: bool) -> kernel::Rotary {
-    let (table, positions) = (context.tables.table(table).view(), context.batch.positions.view());
+fn rotation(context: &Context, x: Heads, table: usize, is_query: bool, pairs: Pairs, inverse: bool) -> kernel::Rotary {
+    let (table, positions) = (context.tables.table(table, is_query).view(), context.batch.positions.view());
     kernel::Rotary { x, pairs, table, positions, inverse }
-}
-
-impl Attention {
-    /// Tokens that continue cached sequences see those. Others see only their own segment, and keep values for backward.
-    fn forward(&self, context: &Context, values: &mut Slots) {
-        let (queue, batch) = (context.queue, context.batch);
-        let (q, k, v) = (self.q.of(values), self.k.of(values), self.v.of(values));
-        let result = values.tensor_for(self.out, queue, q.tokens(), q.count() * q.dim(), context.dtype());
-        let (out, segments, mask, scale) = (self.out_heads(&result), batch.segments.clone(), self.mask, self.scale);
-        if let Some(cache) = &batch.cache {
-            let [cached_k, cached_v] = cache.heads(self.layer);
-            let (capacity, lengths) = (cache.capacity, cache.lengths.clone());
-            queue.launch(kernel::CachedAttention {
-                q,
-                k,
-                v,
-                out,
-                cached_k,
-                cached_v,
-                capacity,
-                lengths,
-                segments,
-                mask,
-                scale,
-                scores: self.scores(context),
-            });
-        } else {
-            let logsum = queue.tensor(q.tokens(), q.count(), DType::F32);
-            let (logsum_view, dropout) = (logsum.view(), self.dropped(batch));
-            let scores = self.scores(context);
-            queue.launch(kernel::Attention {
-                q,
-                k,
-                v,
-                out,
-                logsum: logsum_view,
-                segments,
-                mask,
-                scale,
-                scores,
-                dropout,
-            });
-            values.set(self.logsum, logsum);
-        }
-        values.set(self.out, result);
-    }
-
-    fn backward(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
-        let dout = slots.take(self.out);
-        for heads in [&self.q, &self.k, &self.v] {
-            if slots.find(heads.slot).is_none() {
-                let value = values.get(heads.slot);
-                let dheads = slots.tensor_for(heads.slot, context.queue, value.rows, value.cols, value.dtype);
-                slots.set(heads.slot, dheads);
-            }
-        }
-        context.queue.launch(kernel::AttentionBackward {
-            q: self.q.of(values),
-            k: self.k.of(values),
-            v: self.v.of(values),
-            out: self.out_heads(values.get(self.out)),
-            logsum: values.get(self.logsum).view(),
-            dout: self.out_heads(&dout),
-            dq: self.q.of(slots),
-            dk: self.k.of(slots),
-            dv: self.v.of(slots),
-            segments: context.batch.segments.clone(),
-            mask: self.mask,
-            scale: self.scale,
-            scores: self.scores(context),
-            dsinks: None,
-            dropout: self.dropped(context.batch),
-        });
-    }
 }

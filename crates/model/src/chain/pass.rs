@@ -5,7 +5,7 @@ use evenkeel_device::{DType, Tensor};
 
 use crate::chain::body::{BodyState, Context};
 use crate::chain::entry::{EntryState, Join, JoinState};
-use crate::chain::head::LossOptions;
+use crate::chain::head::{Classified, LossOptions};
 use crate::chain::model::Model;
 use crate::chain::unit::{Unit, UnitKind};
 use crate::parameters::Gradients;
@@ -58,7 +58,7 @@ pub fn label_is_first(stats: &[f32]) -> bool {
 /// The losses of the batch's labels, and no gradients.
 pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
     let context = &context.unpruned();
-    let (head, x) = (model.head(), classified(model, context));
+    let (head, x) = (model.head(), classified(model, context).rows);
     let losses = context.queue.tensor(1, x.rows, DType::F32);
     let stats = context.queue.tensor(x.rows, STATS, DType::F32);
     let options = LossOptions { smoothing, scale: 1.0 };
@@ -74,14 +74,14 @@ pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
 /// The logits of the whole batch, f32 [rows, classes]. For tests and small vocabularies.
 pub fn logits(model: &Model, context: &Context) -> Tensor {
     let context = &context.unpruned();
-    let x = classified(model, context);
+    let x = classified(model, context).rows;
     model.head().logits(context, &x)
 }
 
 /// The logits of the next token for each segment that has tokens, in order, f32 [segments with tokens, classes].
 pub fn next_logits(model: &Model, context: &Context) -> Tensor {
     let context = &context.unpruned();
-    let x = classified(model, context);
+    let x = classified(model, context).rows;
     let segments = context.batch.segments.iter().filter(|segment| !segment.is_empty());
     let ends: Vec<u32> = segments.map(|segment| segment.end as u32 - 1).collect();
     let ends = context.queue.indices(&ends);
@@ -175,8 +175,8 @@ fn enter(unit: &Unit, context: &Context, arriving: Option<&Tensor>, flow: &Flow)
     }
 }
 
-/// The head's input: the rows that get logits.
-fn classified(model: &Model, context: &Context) -> Tensor {
+/// The head's input: what gets logits.
+fn classified(model: &Model, context: &Context) -> Classified {
     let (flow, _) = forward(model, context, None, Keep::Nothing);
     let entry = enter(last(model), context, None, &flow);
     model.head().classified(context, &entry.normalised[0])
@@ -191,9 +191,9 @@ fn losses_and_input_gradient(
     options: LossOptions,
 ) -> (Tensor, Tensor) {
     let (head, queue) = (model.head(), context.queue);
-    let x = head.classified(context, &entry.normalised[0]);
+    let classified = head.classified(context, &entry.normalised[0]);
+    let x = &classified.rows;
     let dnormalised = head.dnormalised(queue, &entry.normalised[0]);
-    let dx = head.classified(context, &dnormalised);
     let losses = queue.tensor(1, x.rows, DType::F32);
     for rows in head.chunks(x.rows) {
         let part = x.row_range(rows.clone());
@@ -202,7 +202,7 @@ fn losses_and_input_gradient(
         head.stats(context, &logits, rows.clone(), &stats);
         let dlogits = head.dlogits(context, &logits);
         head.loss(context, &logits, &stats, rows.clone(), options, &losses, Some(&dlogits));
-        head.backward(context, gradients, &part, &dlogits, &dx.row_range(rows));
+        head.backward(context, gradients, &classified, rows, &dlogits, &dnormalised);
     }
     (losses, dnormalised)
 }

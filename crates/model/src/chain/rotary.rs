@@ -15,6 +15,21 @@ pub struct Rotary {
     /// Rotated elements per head.
     pub dim: usize,
     pub scaling: Scaling,
+    /// How queries grow with their positions.
+    pub growth: Option<Growth>,
+}
+
+/// The factor of queries that are n times as far as `positions`, rounded down: `1 + rate · ln(1 + n)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Growth {
+    pub rate: f64,
+    pub positions: f64,
+}
+
+impl Growth {
+    fn at(&self, position: f64) -> f64 {
+        1.0 + self.rate * (position / self.positions).floor().ln_1p()
+    }
 }
 
 /// How frequencies are stretched for longer contexts.
@@ -23,6 +38,11 @@ pub enum Scaling {
     None,
     Linear {
         factor: f64,
+    },
+    /// The first so many pairs turn as if all did, the others not at all.
+    Proportional {
+        factor: f64,
+        pairs: usize,
     },
     /// The base grows with the sequence, beyond what the model was made for.
     Dynamic {
@@ -74,6 +94,13 @@ impl Rotary {
         match &self.scaling {
             Scaling::None | Scaling::Dynamic { .. } => frequency,
             Scaling::Linear { factor } => frequency / factor,
+            Scaling::Proportional { factor, pairs } => {
+                if pair < *pairs {
+                    frequency / factor
+                } else {
+                    0.0
+                }
+            }
             Scaling::Llama3 { factor, low, high, original_positions } => {
                 let waves = original_positions * frequency / TAU;
                 let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
@@ -101,17 +128,22 @@ impl Rotary {
     fn amplitude(&self) -> f64 {
         match self.scaling {
             Scaling::Yarn { amplitude, .. } | Scaling::Long { amplitude, .. } => amplitude,
-            Scaling::None | Scaling::Linear { .. } | Scaling::Dynamic { .. } | Scaling::Llama3 { .. } => 1.0,
+            Scaling::None
+            | Scaling::Linear { .. }
+            | Scaling::Proportional { .. }
+            | Scaling::Dynamic { .. }
+            | Scaling::Llama3 { .. } => 1.0,
         }
     }
 
-    /// Rows of cosines and sines for positions `0..positions`.
-    fn table(&self, queue: &Queue, positions: usize) -> Tensor {
-        let (frequencies, amplitude) = (self.frequencies(positions), self.amplitude());
+    /// Rows of cosines and sines for positions `0..positions`, times the factor that heads have there.
+    fn table(&self, queue: &Queue, positions: usize, growth: Option<Growth>) -> Tensor {
+        let frequencies = self.frequencies(positions);
         let table = queue.tensor(positions, self.dim, DType::F32);
         let filled = queue.write_rows(&table, |first, rows| -> Result<(), std::convert::Infallible> {
             for (position, row) in (first..).zip(rows.chunks_exact_mut(self.dim)) {
                 let (cosines, sines) = row.split_at_mut(self.dim / 2);
+                let amplitude = self.amplitude() * growth.map_or(1.0, |growth| growth.at(position as f64));
                 for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
                     let angle = position as f64 * frequency;
                     (*cosine, *sine) = ((amplitude * angle.cos()) as f32, (amplitude * angle.sin()) as f32);
@@ -128,6 +160,8 @@ impl Rotary {
 /// Rotations that depend on a sequence's length take this one.
 pub struct RotaryTables {
     tables: Vec<Tensor>,
+    /// Those of queries, where they are others.
+    of_queries: Vec<Option<Tensor>>,
     /// f32 [1, N]: by query head of the whole model, how much less a score is for each token of distance.
     slopes: Option<Tensor>,
 }
@@ -136,11 +170,16 @@ impl RotaryTables {
     pub fn new(config: &Config, queue: &Queue, positions: usize) -> RotaryTables {
         let has_slopes = matches!(config.family.positions, Positions::Slopes);
         let slopes = has_slopes.then(|| queue.floats(1, config.heads, DType::F32, &slopes(config.heads)));
-        RotaryTables { tables: config.rotaries.iter().map(|rotary| rotary.table(queue, positions)).collect(), slopes }
+        let growing = |rotary: &Rotary| rotary.growth.map(|growth| rotary.table(queue, positions, Some(growth)));
+        RotaryTables {
+            tables: config.rotaries.iter().map(|rotary| rotary.table(queue, positions, None)).collect(),
+            of_queries: config.rotaries.iter().map(growing).collect(),
+            slopes,
+        }
     }
 
-    pub(crate) fn table(&self, index: usize) -> &Tensor {
-        &self.tables[index]
+    pub(crate) fn table(&self, index: usize, of_queries: bool) -> &Tensor {
+        self.of_queries[index].as_ref().filter(|_| of_queries).unwrap_or(&self.tables[index])
     }
 
     /// Those of some query heads.

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::chain::body::Body;
 use crate::chain::entry::{Entry, Join};
 use crate::chain::head::Head;
+use crate::chain::op::Op;
 use crate::parameters::ParamId;
 
 /// One link of the chain.
@@ -31,6 +32,8 @@ pub enum UnitKind {
     Embedding,
     Attention(usize),
     Mlp(usize),
+    /// A layer's numbers for the token itself.
+    TokenInput(usize),
     /// Attention and MLP side by side.
     Layer(usize),
     Head,
@@ -42,6 +45,7 @@ impl fmt::Display for UnitKind {
             UnitKind::Embedding => f.write_str("embedding"),
             UnitKind::Attention(layer) => write!(f, "attention {layer}"),
             UnitKind::Mlp(layer) => write!(f, "mlp {layer}"),
+            UnitKind::TokenInput(layer) => write!(f, "token input {layer}"),
             UnitKind::Layer(layer) => write!(f, "layer {layer}"),
             UnitKind::Head => f.write_str("head"),
         }
@@ -60,6 +64,13 @@ impl Unit {
     /// Inputs that its entry makes of the stream.
     pub fn input_count(&self) -> usize {
         self.entry.as_ref().map_or(0, |entry| entry.norms.len())
+    }
+
+    /// How many times as wide as the stream its output is.
+    pub fn output_count(&self) -> usize {
+        let Sublayer::Body(body) = &self.sublayer else { return 1 };
+        let is_halved = |op: &Op| matches!(op, Op::SideBySide { out, .. } if *out == body.output);
+        if body.ops.iter().any(is_halved) { 2 } else { 1 }
     }
 
     /// Whether it puts something on the residual stream beside its output: the position embeddings do.

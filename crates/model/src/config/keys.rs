@@ -52,6 +52,13 @@ impl Keys<'_> {
         numbers.ok_or_else(|| self.bad(key, "a list of whole numbers"))
     }
 
+    /// The type of each layer, if config.json says.
+    pub fn layer_types(&self, layers: usize) -> Result<Option<&Vec<Value>>, Error> {
+        let Some(types) = self.get("layer_types") else { return Ok(None) };
+        let types = types.as_array().filter(|types| types.len() == layers);
+        types.map(Some).ok_or_else(|| self.bad("layer_types", &format!("a list of {layers}")))
+    }
+
     /// So many positive numbers.
     pub fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>, Error> {
         let list = self.get(key).ok_or_else(|| self.missing(key, &format!("a list of {count} numbers")))?;
@@ -81,14 +88,8 @@ impl Keys<'_> {
     }
 
     pub fn activation(&self, key: &str) -> Result<Option<Activation>, Error> {
-        match self.optional_text(key)? {
-            Some("silu" | "swish") => Ok(Some(Activation::Silu)),
-            Some("relu") => Ok(Some(Activation::Relu)),
-            Some("gelu") => Ok(Some(Activation::GeluErf)),
-            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(Some(Activation::GeluTanh)),
-            None => Ok(None),
-            Some(_) => Err(self.bad(key, "silu, gelu, gelu_new, gelu_pytorch_tanh or relu")),
-        }
+        let Some(name) = self.optional_text(key)? else { return Ok(None) };
+        activation(name).map(Some).ok_or_else(|| self.bad(key, ACTIVATIONS))
     }
 
     pub fn require(&self, holds: bool, key: &str, expected: &str) -> Result<(), Error> {
@@ -102,5 +103,19 @@ impl Keys<'_> {
 
     pub fn missing(&self, key: &str, expected: &str) -> Error {
         Error::MissingKey { key: key.to_owned(), expected: expected.to_owned() }
+    }
+}
+
+/// The names that [`activation`] knows, but for other spellings.
+pub(super) const ACTIVATIONS: &str = "silu, gelu, gelu_new, gelu_pytorch_tanh or relu";
+
+/// The activation that transformers calls so.
+pub(super) fn activation(name: &str) -> Option<Activation> {
+    match name {
+        "silu" | "swish" => Some(Activation::Silu),
+        "relu" => Some(Activation::Relu),
+        "gelu" => Some(Activation::GeluErf),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Some(Activation::GeluTanh),
+        _ => None,
     }
 }

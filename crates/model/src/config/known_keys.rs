@@ -1,16 +1,18 @@
 //! The keys of config.json that are understood. An unknown key may change what the model computes, so it is an error. Keys that
 //! are known to change no number are passed over, and so are keys whose value asks for nothing.
 
+use evenkeel_store::DESCRIPTION;
 use serde_json::{Map, Value};
 
 use crate::config::family::{
-    Choice, EmbeddingFactor, ExpertOptions, Family, LogitFactor, Positions, Rotated, SlidingRotation, Window,
+    AttentionFactor, Choice, EmbeddingFactor, ExpertOptions, Family, FullLayers, LinearSizes, LogitFactor, Multimodal,
+    Positions, Rotated, SlidingRotation, Window,
 };
-use crate::config::{CAPS, DROPOUT, shorten};
+use crate::config::{DROPOUT, shorten};
 use crate::error::Error;
 
 /// Keys that are read for every architecture.
-const COMMON: [&str; 7] = [
+const COMMON: [&str; 8] = [
     "model_type",
     "architectures",
     "vocab_size",
@@ -18,6 +20,7 @@ const COMMON: [&str; 7] = [
     "tie_word_embeddings",
     "quantization_config",
     "base_model_tp_plan",
+    DESCRIPTION,
 ];
 
 /// Bookkeeping of transformers and of publishers: a file's origin, options of generation, names of labels, use of memory. None of
@@ -109,6 +112,15 @@ const FACTORS: [&str; 6] =
 /// Flags that every architecture here computes as if they were true.
 const ALWAYS_TRUE: [&str; 3] = ["is_causal", "scale_attn_weights", "use_rope"];
 
+/// The keys of the sizes of linear attention: key heads, value heads, the elements of each, and the taps of the convolution.
+pub(crate) const LINEAR_ATTENTION: [&str; 5] = [
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+];
+
 /// Keys that rotations of every type have.
 const ROTARY: [&str; 5] =
     ["rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"];
@@ -119,9 +131,47 @@ pub(crate) fn refuse_unknown(json: &Value, family: &Family) -> Result<(), Error>
     refuse(json, "", family, is_known)
 }
 
+/// The same for what lies around the text model's config.
+pub(crate) fn refuse_unknown_around_text(json: &Value, family: &Family, multimodal: &Multimodal) -> Result<(), Error> {
+    let is_known = |key: &str| {
+        let keys = [&COMMON[..], &HARMLESS, multimodal.other_keys, &["text_config"]];
+        keys.iter().any(|keys| keys.contains(&key))
+    };
+    refuse(json, "", family, is_known)
+}
+
+/// The same for the objects of Jet-Nemotron's kinds of attention.
+pub(crate) fn refuse_unknown_of_jet(efficient: &Value, family: &Family) -> Result<(), Error> {
+    const JET: [&str; 8] = [
+        "conv_size",
+        "dconv_generator_reduction",
+        "dconv_implementation",
+        "expand_v",
+        "head_dim",
+        "mode",
+        "norm_eps",
+        "num_heads",
+    ];
+    let of_kinds: [(&str, &[&str]); 2] = [("jet", &JET), ("swa", &["window_size"])];
+    refuse(efficient, "efficient_attention_config.", family, |key| of_kinds.iter().any(|(kind, _)| *kind == key))?;
+    for (kind, known) in of_kinds {
+        let place = format!("efficient_attention_config.{kind}.");
+        efficient.get(kind).map_or(Ok(()), |json| refuse(json, &place, family, |key| known.contains(&key)))?;
+    }
+    Ok(())
+}
+
+/// The same for the object of one layer's sizes.
+pub(crate) fn refuse_unknown_of_layer(json: &Value, place: &str, family: &Family) -> Result<(), Error> {
+    refuse(json, place, family, |key| ["head_dim", "num_key_value_heads"].contains(&key))
+}
+
 /// The same for the object of a rotation. `of_type` are the keys that a rotation of its type has beside the usual ones.
 pub(crate) fn refuse_unknown_rotary(json: &Value, place: &str, family: &Family, of_type: &[&str]) -> Result<(), Error> {
-    refuse(json, place, family, |key| ROTARY.contains(&key) || of_type.contains(&key))
+    let harmless = family.rotation().map_or(&[][..], |rotation| rotation.harmless);
+    let of_growth = family.rotation().and_then(|rotation| rotation.growth);
+    let lists = [&ROTARY[..], of_type, harmless, of_growth.as_slice()];
+    refuse(json, place, family, |key| lists.iter().any(|keys| keys.contains(&key)))
 }
 
 fn refuse(json: &Value, place: &str, family: &Family, is_known: impl Fn(&str) -> bool) -> Result<(), Error> {
@@ -182,8 +232,17 @@ impl Family {
             Window::Pattern(_) => {
                 &["sliding_window", "layer_types", "sliding_window_pattern", "_sliding_window_pattern"]
             }
+            Window::PatternAndLast(_) => &["sliding_window", "layer_types"],
+            Window::Jet => &[],
             Window::Unrotated => &["sliding_window", "layer_types", "use_sliding_window"],
         };
+        let linear_sizes = self.linear_attention.as_ref().map(|names| names.sizes);
+        let of_linear: &[&str] = match linear_sizes {
+            Some(LinearSizes::Flat) => &LINEAR_ATTENTION,
+            Some(LinearSizes::Jet) => &["efficient_attention_config"],
+            None => &[],
+        };
+        let of_mixed: &[&str] = if linear_sizes.is_some() { &["layer_types", "full_attention_interval"] } else { &[] };
         let own_base = self.rotation().and_then(|rotation| match rotation.sliding {
             SlidingRotation::OwnBase(key, _) => Some(key),
             SlidingRotation::Same | SlidingRotation::Unstretched => None,
@@ -193,14 +252,35 @@ impl Family {
             LogitFactor::One => None,
             LogitFactor::Times(key, _) | LogitFactor::Over(key) => Some(key),
         };
-        let of_attention = self.factors.attention.map(|(key, _)| key);
-        let of_caps: &[&str] = if self.factors.has_caps { &CAPS } else { &[] };
+        let of_attention = if let AttentionFactor::Key(key, _) = self.factors.attention { Some(key) } else { None };
+        let of_full_layers = self.full_layers.as_ref().map(|full| {
+            let FullLayers { head_dim, values_are_keys, kv_heads, by_layer } = full;
+            [head_dim.0, *values_are_keys, *kv_heads, *by_layer]
+        });
+        let of_full_layers: &[&str] = of_full_layers.as_ref().map_or(&[], |keys| keys);
+        let of_sharers = self.key_sharers.as_ref().map(|sharers| [sharers.count, sharers.have_wide_mlps]);
+        let of_inputs = self.token_inputs.as_ref().map(|inputs| [inputs.width.0, inputs.rows]);
+        let has = |keys: &Option<[&str; 2]>| keys.as_ref().is_some_and(|keys| keys.contains(&key));
+        let of_caps = self.factors.caps;
         let rotated = self.rotation().and_then(|rotation| rotation.dim);
         let single = [own_base, of_embedding, of_attention, self.factors.residual, of_logits, rotated];
         let is_choice = |choice: &Choice| matches!(choice, Choice::Key(name) | Choice::KeyOrTrue(name) if *name == key);
-        [&COMMON[..], &sizes, of_positions, of_rotated, of_windows, of_caps, self.own_keys]
-            .iter()
-            .any(|keys| keys.contains(&key))
+        [
+            &COMMON[..],
+            &sizes,
+            of_positions,
+            of_rotated,
+            of_windows,
+            of_caps,
+            of_linear,
+            of_mixed,
+            of_full_layers,
+            self.own_keys,
+        ]
+        .iter()
+        .any(|keys| keys.contains(&key))
+            || has(&of_sharers)
+            || has(&of_inputs)
             || single.contains(&Some(key))
             || self.fixed.iter().any(|(name, _)| *name == key)
             || self.experts.as_ref().is_some_and(|options| options.understands(key))
@@ -210,9 +290,13 @@ impl Family {
 
 impl ExpertOptions {
     fn understands(&self, key: &str) -> bool {
-        // The coefficient has no effect without `output_router_logits`, which is refused.
-        let usual = ["num_experts_per_tok", "router_aux_loss_coef"];
+        // transformers has no loss of balance for experts beside an MLP.
+        let of_balance: &[&str] =
+            if self.beside.is_none() { &["router_aux_loss_coef", "output_router_logits"] } else { &[] };
         let renormalises = matches!(self.renormalises, Choice::Key(name) | Choice::KeyOrTrue(name) if name == key);
-        usual.contains(&key) || self.count == key || self.ffn == Some(key) || renormalises
+        let shared = self.shared.as_ref().map(|shared| shared.ffn);
+        let limit = self.clamped.as_ref().map(|clamped| clamped.limit.0);
+        let own = [Some(self.count), Some(self.chosen), self.enabled, self.ffn, shared, limit];
+        of_balance.contains(&key) || own.contains(&Some(key)) || renormalises
     }
 }

@@ -1,7 +1,8 @@
-//! `quantization_config`: what transformers says of weights that bitsandbytes has quantised.
+//! `quantization_config`: what transformers says of weights that are quantised.
 
 use serde_json::{Map, Value};
 
+use crate::config::family::Family;
 use crate::config::shorten;
 use crate::error::Error;
 
@@ -17,15 +18,32 @@ const HARMLESS: [&str; 7] = [
     "modules_to_not_convert",
 ];
 
-/// Whether it describes weights in 4 bits; refuses everything else.
-pub(super) fn is_nf4(found: Option<&Value>) -> Result<bool, Error> {
-    let Some(found) = found else { return Ok(false) };
+/// How a folder has some of its weights, if not as plain numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantization {
+    /// Linear layers in 4 bits by bitsandbytes.
+    Nf4,
+    /// Experts in 4 bits with scales that are powers of two. They are expanded on loading.
+    Mxfp4,
+}
+
+/// What it describes; refuses what cannot be read.
+pub(super) fn read_quantization(found: Option<&Value>, family: &Family) -> Result<Option<Quantization>, Error> {
+    let Some(found) = found else { return Ok(None) };
     let empty = Map::new();
     let keys = found.as_object().unwrap_or(&empty);
     let text = |key: &str| keys.get(key).and_then(Value::as_str);
     let is_set = |key: &str| keys.get(key) == Some(&Value::Bool(true));
     let refused = |what: &str| Err(Error::Quantized { method: shorten(what) });
     let method = text("quant_method").unwrap_or("no method named");
+    let has_clamped_experts = family.experts.as_ref().is_some_and(|options| options.clamped.is_some());
+    if method == "mxfp4" && has_clamped_experts {
+        const READ: [&str; 3] = ["quant_method", "modules_to_not_convert", "dequantize"];
+        return match keys.iter().find(|(key, value)| !READ.contains(&key.as_str()) && !value.is_null()) {
+            None => Ok(Some(Quantization::Mxfp4)),
+            Some((key, value)) => refused(&format!("mxfp4, with the unknown key {key}: {value}")),
+        };
+    }
     if method != "bitsandbytes" {
         return refused(method);
     }
@@ -55,7 +73,7 @@ pub(super) fn is_nf4(found: Option<&Value>) -> Result<bool, Error> {
     ];
     let is_known = |key: &str| READ.contains(&key) || HARMLESS.contains(&key);
     match keys.iter().find(|(key, value)| !is_known(key) && !value.is_null()) {
-        None => Ok(true),
+        None => Ok(Some(Quantization::Nf4)),
         Some((key, value)) => refused(&format!("bitsandbytes, with the unknown key {key}: {value}")),
     }
 }

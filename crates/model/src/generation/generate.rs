@@ -142,6 +142,9 @@ impl<'a> Generator<'a> {
     /// tokens, vocabulary], in the sequences' order. An error changes nothing.
     pub fn extend<P: AsRef<[u32]>>(&mut self, tokens: &[P]) -> Result<Tensor, GenerateError> {
         self.check(tokens)?;
+        if self.cache.lengths.iter().all(|&length| length == 0) {
+            self.cache.forget(self.queue);
+        }
         let mut offsets = vec![0];
         let mut ids = Vec::new();
         for tokens in tokens {

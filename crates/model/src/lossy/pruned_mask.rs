@@ -111,7 +111,7 @@ mod tests {
             Dim::Heads => heads.map(|heads| heads * SHARES).to_vec(),
             Dim::Columns => ffn.to_vec(),
             Dim::Classes => vec![8, 8],
-            Dim::PatchElements => vec![0, 0],
+            Dim::Inputs => vec![0, 0],
             Dim::Tokens => vec![1, 1],
         });
         Model::from_json(&config).unwrap().cut(&Cut { widths: Some(widths), ..Cut::even(2) }).unwrap()

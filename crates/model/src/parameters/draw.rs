@@ -17,11 +17,10 @@ pub(crate) fn draw(queue: &Queue, spec: &ParamSpec, part: &Tensor, seed: u64) {
     match spec.init {
         Init::Constant(value) => queue.launch(Fill { out: part.view(), value }),
         Init::Uniform { bound } => {
-            let drawn = fill_slice(queue, part, spec, |elements, out| -> Result<(), Infallible> {
-                elements.zip(out).for_each(|(element, out)| *out = uniform(seed_of(seed, element as u64), bound));
-                Ok(())
-            });
-            drawn.expect("drawing cannot fail");
+            draw_each(queue, spec, part, |element| (2.0 * share(seed_of(seed, element)) - 1.0) * bound)
+        }
+        Init::LogUniform { least, most } => {
+            draw_each(queue, spec, part, |element| (least + (most - least) * share(seed_of(seed, element))).ln())
         }
         Init::Normal { deviation } => spec.slice.pieces().for_each(|piece| {
             let (first_row, first_col) = (piece.rows.start as u64, piece.cols.start as u64);
@@ -52,9 +51,18 @@ pub(crate) fn draw_whole(queue: &Queue, spec: &ParamSpec, seed: u64) -> Vec<f32>
     numbers
 }
 
-/// Between plus and minus a bound, from 24 of a key's bits.
-fn uniform(key: u64, bound: f32) -> f32 {
-    ((key >> 40) as f32 * (2.0 / (1 << 24) as f32) - 1.0) * bound
+/// Fills the shard's part with a function of each element's place in the whole parameter.
+fn draw_each(queue: &Queue, spec: &ParamSpec, part: &Tensor, number: impl Fn(u64) -> f32) {
+    let drawn = fill_slice(queue, part, spec, |elements, out| -> Result<(), Infallible> {
+        elements.zip(out).for_each(|(element, out)| *out = number(element as u64));
+        Ok(())
+    });
+    drawn.expect("drawing cannot fail");
+}
+
+/// From 0 to below 1, from 24 of a key's bits.
+fn share(key: u64) -> f32 {
+    (key >> 40) as f32 * (1.0 / (1 << 24) as f32)
 }
 
 /// FNV-1a: enough to give each parameter its own stream of random numbers.

@@ -11,12 +11,13 @@ use serde_json::Value;
 use crate::adapter::AdapterValues;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
-use crate::config::Config;
-use crate::config::family::Names;
+use crate::config::family::{Family, Multimodal, Names};
+use crate::config::{Config, Quantization};
 use crate::error::Error;
 use crate::nf4::PackedLayers;
 use crate::nf4::bitsandbytes::{self, Quantized};
 use crate::nf4::packed::{HostWeight, QuantizedOnLoading, read_expanded};
+use crate::parameters::mxfp4::{self, SavedNumbers};
 use crate::parameters::{FileTensor, ParamId, ParamSpec, Parameters, ZeroSharding, draw};
 use crate::sharding::layout::Piece;
 
@@ -104,7 +105,11 @@ impl Model {
     pub fn of_folder(json: &Value, folder: &Folder) -> Result<Model, Error> {
         let mut config = Config::from_json(json)?;
         if let (Some(experts), Some(options)) = (&mut config.experts, &config.family.experts) {
-            experts.are_stacked = folder.names().any(|name| name.ends_with(options.stacked[0]));
+            experts.are_stacked |= folder.names().any(|name| name.ends_with(options.stacked[0]));
+        }
+        if let Some(multimodal) = &config.family.multimodal {
+            let has_older = |name: &str| multimodal.older.iter().any(|(_, older)| name.starts_with(older));
+            config.has_older_names = folder.names().any(has_older);
         }
         let model = Model::new(config);
         if model.config.packing.is_none() {
@@ -117,7 +122,7 @@ impl Model {
         }
         let present: BTreeSet<&str> = folder.names().collect();
         let is_quantized = |spec: &&ParamSpec| {
-            let name = model.find(&present, &spec.name);
+            let name = spec.in_files().next().and_then(|(tensor, _)| model.find(&present, &tensor.name));
             name.is_none_or(|name| bitsandbytes::is_quantized(folder, name))
         };
         let packed = || model.specs.iter().filter(|spec| spec.is_packed);
@@ -129,10 +134,30 @@ impl Model {
         Ok(model.packed_as(PackedLayers::skipping(skipped)))
     }
 
-    /// A folder's name for a tensor. Checkpoints of the bare network leave out the prefix.
+    /// A folder's name for a tensor. Checkpoints of the bare network leave out the prefix; the first of BERT have other names for
+    /// the parameters of norms.
     fn find<'n>(&self, present: &BTreeSet<&'n str>, name: &str) -> Option<&'n str> {
-        let names = [Some(name), name.strip_prefix(self.config.family.names.base)];
-        names.into_iter().flatten().find_map(|name| present.get(name).copied())
+        const OLDER: [(&str, &str); 2] =
+            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")];
+        let has_older = |(new, _): &&(&str, &str)| self.config.family.classifier.is_some() && name.ends_with(new);
+        let older = OLDER.iter().find(has_older).map(|(new, older)| name.replace(new, older));
+        let names = [Some(name), older.as_deref()].into_iter().flatten();
+        let mut names = names.flat_map(|name| [Some(name), name.strip_prefix(self.config.family.names.base)]).flatten();
+        names.find_map(|name| present.get(name).copied())
+    }
+
+    /// The modules that the folder has nothing of and that begin with random numbers: the head of texts, and the layer before it,
+    /// where the folder has a network that knows no labels.
+    pub fn new_modules(&self, folder: &Folder) -> Vec<&'static str> {
+        let Family { names, classifier, .. } = self.config.family;
+        let present: BTreeSet<&str> = folder.names().collect();
+        let pooler = classifier.as_ref().map(|classifier| classifier.pooler);
+        let modules = pooler.into_iter().flat_map(|pooler| [pooler, names.head]);
+        let parameters = ["weight", "bias"];
+        let is_new = |module: &&str| {
+            parameters.iter().all(|parameter| self.find(&present, &format!("{module}.{parameter}")).is_none())
+        };
+        modules.filter(is_new).collect()
     }
 
     /// Compares the names and shapes of the folder's tensors with the config, and reads no values.
@@ -167,15 +192,12 @@ impl Model {
         };
         let parameters = Parameters::allocate(self, dtype, split, queue);
         parameters.fill(queue, |id, spec, whole| {
-            let read = |tensors: &[RawTensor]| {
-                fill_slice(queue, whole, spec, |elements, out| read_behind(tensors, spec, elements, out))
-            };
             if spec.is_derived {
                 return Ok(());
             }
             match (adapter, &names[id.0][..], adapted_by(id)) {
                 (AdapterValues::Saved(saved), ..) if spec.is_trained => {
-                    read(&[saved.weights.tensor(&self.peft_name(spec)).expect("checked above")])?;
+                    fill_slice(queue, whole, spec, self.saved_values(saved, spec)?)?;
                 }
                 (AdapterValues::New { .. }, [], Some(adapted)) => {
                     let name = names[adapted.weight.0].first().expect("an adapted weight is the base's");
@@ -190,9 +212,8 @@ impl Model {
                 (AdapterValues::New { seed }, [], None) => draw(queue, spec, whole, *seed),
                 (_, names, _) => {
                     assert!(!names.is_empty(), "an adapter is trained");
-                    let tensors: Vec<RawTensor> =
-                        names.iter().map(|name| folder.tensor(name).expect("matched above")).collect();
-                    read(&tensors)?;
+                    let saved = SavedNumbers::open(folder, spec, names, self.has_mxfp4())?;
+                    fill_slice(queue, whole, spec, |elements, out| saved.read(spec, elements, out))?;
                     names.iter().for_each(|name| folder.release(name));
                 }
             }
@@ -208,6 +229,11 @@ impl Model {
         Ok(parameters)
     }
 
+    /// Whether the folder may have experts in MXFP4.
+    pub(crate) fn has_mxfp4(&self) -> bool {
+        self.config.quantization == Some(Quantization::Mxfp4)
+    }
+
     /// The folder's names for each parameter that is not an adapter's, once every name and shape is known to fit.
     pub(crate) fn names_in(&self, folder: &Folder) -> Result<Vec<Vec<String>>, Error> {
         let present: BTreeSet<&str> = folder.names().collect();
@@ -215,9 +241,18 @@ impl Model {
         let find = |name: &str| self.find(&present, name).map(str::to_owned);
         let in_folder = |name: &str| {
             let is_copy = self.config.head_begins_as_embedding && name.strip_suffix(".weight") == Some(head);
-            find(name).or_else(|| find(embed).filter(|_| is_copy))
+            let codes = || self.has_mxfp4().then(|| find(&mxfp4::name_of_codes(name))).flatten();
+            find(name).or_else(|| find(embed).filter(|_| is_copy)).or_else(codes)
         };
-        let of_base = || self.specs.iter().filter(|spec| !spec.is_adapter);
+        let new = self.new_modules(folder);
+        let is_new = |spec: &ParamSpec| {
+            let inside = |module: &str| spec.name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'));
+            new.iter().any(|module| inside(module))
+        };
+        if let Some(spec) = self.specs.iter().find(|spec| is_new(spec) && !spec.is_trained && !spec.is_empty()) {
+            return Err(Error::NewButFrozen { name: spec.name.clone(), folder: folder.path().to_owned() });
+        }
+        let of_base = || self.specs.iter().filter(|spec| !spec.is_adapter && !is_new(spec));
         let wanted = || of_base().flat_map(ParamSpec::in_files).map(|(tensor, _)| tensor);
         let missing: Vec<String> =
             wanted().map(|tensor| tensor.name).filter(|name| in_folder(name).is_none()).collect();
@@ -227,7 +262,7 @@ impl Model {
         }
         let found = |tensor: FileTensor| in_folder(&tensor.name).expect("none is missing");
         let names_of = |spec: &ParamSpec| spec.in_files().map(|(tensor, _)| found(tensor)).collect();
-        let of_spec = |spec: &ParamSpec| if spec.is_adapter { Vec::new() } else { names_of(spec) };
+        let of_spec = |spec: &ParamSpec| if spec.is_adapter || is_new(spec) { Vec::new() } else { names_of(spec) };
         let names: Vec<Vec<String>> = self.specs.iter().map(of_spec).collect();
         let mut companions = Vec::new();
         for (spec, name) in self.specs.iter().zip(&names).filter(|(spec, _)| spec.is_packed) {
@@ -237,11 +272,18 @@ impl Model {
                 companions.extend(bitsandbytes::companions(folder, name));
             }
         }
+        if self.has_mxfp4() {
+            for (spec, names) in self.specs.iter().zip(&names).filter(|(spec, _)| !spec.is_adapter) {
+                SavedNumbers::open(folder, spec, names, true)?;
+            }
+            companions.extend(mxfp4::companions(names.iter().flatten()));
+        }
         self.refuse_unexpected(&present, names.iter().flatten().chain(&companions), folder.path())?;
         let tensors = of_base().flat_map(|spec| spec.in_files().map(move |(tensor, _)| (spec, tensor)));
         for ((spec, expected), name) in tensors.zip(names.iter().flatten()) {
             let tensor = folder.tensor(name).expect("present");
-            let is_quantized = spec.is_packed && bitsandbytes::is_quantized(folder, name);
+            let is_packed = spec.is_packed && bitsandbytes::is_quantized(folder, name);
+            let is_quantized = is_packed || (self.has_mxfp4() && name.ends_with(&mxfp4::name_of_codes("")));
             if !is_quantized && tensor.shape() != expected.shape {
                 let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
                 return Err(Error::WrongShape { name: name.clone(), file, found, expected: expected.shape });
@@ -271,16 +313,38 @@ impl Model {
 
     /// Buffers that older versions of transformers saved, and a tied head saved a second time.
     fn may_be_ignored(&self, name: &str) -> bool {
-        const BUFFERS: [&str; 6] = [
+        const BUFFERS: [&str; 7] = [
             ".rotary_emb.inv_freq",
             ".attn.bias",
             ".attn.masked_bias",
             ".attention.bias",
             ".attention.masked_bias",
             ".embeddings.position_ids",
+            ".embeddings.token_type_ids",
         ];
-        let head = self.config.family.names.head;
-        BUFFERS.iter().any(|buffer| name.ends_with(buffer))
-            || (self.config.tied && name.strip_suffix(".weight") == Some(head))
+        let Family { names, multimodal, classifier, .. } = self.config.family;
+        let is_other_head = |other: &&str| name.starts_with(other);
+        let is_head = |head: &str| name.strip_suffix(".weight") == Some(head);
+        let is_older_head = |multimodal: &Multimodal| is_head(&multimodal.older_name(names.head));
+        BUFFERS.iter().any(|buffer| name.ends_with(buffer) || name == &buffer[1..])
+            || classifier.as_ref().is_some_and(|classifier| classifier.others.iter().any(is_other_head))
+            || (self.config.tied && (is_head(names.head) || multimodal.as_ref().is_some_and(is_older_head)))
+            || self.carries(name)
+    }
+
+    /// The tensors of a folder that belong to no part of the model that is trained: a saved model has them, too.
+    pub fn carried<'f>(&self, folder: &'f Folder) -> Vec<RawTensor<'f>> {
+        folder.names().filter(|name| self.carries(name)).filter_map(|name| folder.tensor(name)).collect()
+    }
+
+    fn carries(&self, name: &str) -> bool {
+        let family = self.config.family;
+        let is_idle = |layer: usize| {
+            let own = name.strip_prefix(&family.names.layer.replace("{}", &layer.to_string()));
+            let idle = family.key_sharers.as_ref().map_or(&[][..], |sharers| sharers.idle);
+            own.is_some_and(|own| idle.iter().any(|idle| own.starts_with(idle)))
+        };
+        let sharers = (0..self.config.layers.len()).filter(|&layer| self.config.layers[layer].keys_of.is_some());
+        family.carried.iter().any(|prefix| name.starts_with(prefix)) || sharers.into_iter().any(is_idle)
     }
 }

@@ -5,6 +5,7 @@ mod draw;
 mod gradients;
 pub(crate) mod joined;
 pub(crate) mod load;
+pub(crate) mod mxfp4;
 pub(crate) mod share;
 
 use std::cell::RefCell;
@@ -15,6 +16,7 @@ use evenkeel_device::kernel::Copy;
 use evenkeel_device::{DType, Queue, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::adapter::ExpertFactor;
 use crate::chain::model::Model;
 use crate::error::Error;
 use crate::nf4::packed::{PackedWeight, QuantizedOnLoading};
@@ -49,8 +51,12 @@ pub struct ParamSpec {
     pub is_trained: bool,
     /// Whether it belongs to an adapter, and not to the model that is adapted.
     pub is_adapter: bool,
+    /// What it is of the experts' adapters, if it belongs to them: files may have it in another order.
+    pub expert_factor: Option<ExpertFactor>,
     /// Whether it is computed from other parameters: it is neither drawn, loaded, trained nor saved.
     pub is_derived: bool,
+    /// Whether it is a number of the model that no training changes.
+    pub is_constant: bool,
     /// Whether it is frozen and held in 4 bits.
     pub is_packed: bool,
 }
@@ -110,6 +116,11 @@ pub enum Init {
     /// Between plus and minus this.
     Uniform {
         bound: f32,
+    },
+    /// The logarithm of a number between these.
+    LogUniform {
+        least: f32,
+        most: f32,
     },
     Constant(f32),
 }

@@ -139,8 +139,8 @@ fn check(home: &[Model], work: &[Model]) {
     for (home, work) in home.iter().zip(work).map(|(home, work)| (&home.shard, &work.shard)) {
         assert!(home.uncut.is_empty(), "what every shard holds whole cannot migrate: {:?}", home.uncut);
         assert_eq!(
-            (&home.classes, &home.patch_elements, home.split_sequence, &home.uncut),
-            (&work.classes, &work.patch_elements, work.split_sequence, &work.uncut),
+            (&home.classes, &home.inputs, home.split_sequence, &home.uncut),
+            (&work.classes, &work.inputs, work.split_sequence, &work.uncut),
             "shard {}: only heads and FFN columns migrate",
             home.index
         );

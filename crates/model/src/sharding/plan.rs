@@ -126,17 +126,26 @@ impl TpPlan {
         for layer in 0..config.layers.len() {
             let prefix = names.layer.replace("{}", &layer.to_string());
             let full = |name: &str| format!("{prefix}{name}");
-            let widening = match &names.qkv {
-                Qkv::Separate(names) => names.map(full).to_vec(),
-                Qkv::FusedBlocks(name) | Qkv::FusedByHead(name) => vec![full(name)],
+            let attention = match &config.family.linear_attention {
+                Some(names) if config.layers[layer].is_linear => {
+                    let widening: Vec<String> = names.projections.names().into_iter().map(full).collect();
+                    // transformers gathers what each shard computes of these layers; here they are cut like the others.
+                    self.unit(model, &widening, &full(names.out), &[Style::Inputs, Style::Outputs])?
+                }
+                _ => {
+                    let widening = match &names.qkv {
+                        Qkv::Separate(names) | Qkv::SeparateWithGate(names) => names.map(full).to_vec(),
+                        Qkv::FusedBlocks(name) | Qkv::FusedByGroup(name) => vec![full(name)],
+                    };
+                    self.unit(model, &widening, &full(names.out), &[Style::Inputs])?
+                }
             };
-            let attention = self.unit(model, &widening, &full(names.out))?;
             let (widening, down) = match &names.mlp {
                 Mlp::Gated { gate, up, down } => (vec![full(gate), full(up)], full(down)),
                 Mlp::GatedTogether { gate_up, down } => (vec![full(gate_up)], full(down)),
                 Mlp::Plain { up, down } => (vec![full(up)], full(down)),
             };
-            let mlp = self.unit(model, &widening, &down)?;
+            let mlp = self.unit(model, &widening, &down, &[Style::Inputs])?;
             if config.parallel && attention.unwrap_or(true) != mlp.unwrap_or(true) {
                 let what = format!("attention and MLP of layer {layer} are added up, and only one of them is cut");
                 return Err(Error::BadPlan { what });
@@ -150,10 +159,16 @@ impl TpPlan {
     }
 
     /// Whether the layers that feed another one, and that one, are cut; `None` if the plan mentions none of them.
-    fn unit(&self, model: &Model, widening: &[String], narrowing: &str) -> Result<Option<bool>, Error> {
+    fn unit(
+        &self,
+        model: &Model,
+        widening: &[String],
+        narrowing: &str,
+        narrowing_ways: &[Style],
+    ) -> Result<Option<bool>, Error> {
         let mut expected: Vec<(&str, &[Style])> =
             widening.iter().map(|name| (name.as_str(), &[Style::Outputs][..])).collect();
-        expected.push((narrowing, &[Style::Inputs]));
+        expected.push((narrowing, narrowing_ways));
         self.agree(model, &expected)
     }
 

@@ -13,7 +13,7 @@ use evenkeel_widths::{Dim, SHARES, Widths};
 use serde::{Deserialize, Serialize};
 
 use crate::config::family::{QkNorm, Qkv};
-use crate::config::{Config, Input};
+use crate::config::{Config, Input, Layer};
 use crate::error::Error;
 use crate::sharding::strip::groups_of;
 
@@ -70,7 +70,7 @@ pub fn widths_of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
         }
         Dim::Columns => shard.ffn.len(),
         Dim::Classes => shard.classes.len(),
-        Dim::PatchElements => shard.patch_elements.len(),
+        Dim::Inputs => shard.inputs.len(),
         Dim::Tokens => shard.token_shares[index],
     };
     Widths::new(|dim| shards.iter().enumerate().map(|shard| width(dim, shard)).collect())
@@ -78,17 +78,29 @@ pub fn widths_of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
 
 impl Config {
     /// The parts that so many shards must each have whole: attention, if it normalises all heads together, or if shards would share
-    /// keys and values that lie in one matrix with queries.
+    /// keys and values that lie in one matrix with queries; the head of texts with fewer labels than shards.
     pub fn whole_parts(&self, shards: usize) -> BTreeSet<Part> {
-        if shards == 1 { BTreeSet::new() } else { self.whole_parts_if(shards > self.kv_heads) }
+        if shards == 1 { BTreeSet::new() } else { self.whole_parts_if(shards, shards > self.kv_heads) }
     }
 
-    fn whole_parts_if(&self, share_keys: bool) -> BTreeSet<Part> {
+    fn whole_parts_if(&self, shards: usize, share_keys: bool) -> BTreeSet<Part> {
         let names = &self.family.names;
-        let are_fused = !matches!(names.qkv, Qkv::Separate(_));
-        let are_whole = matches!(names.qk_norm, Some(QkNorm::Whole(_))) || (are_fused && share_keys);
+        let are_fused = matches!(names.qkv, Qkv::FusedBlocks(_) | Qkv::FusedByGroup(_));
+        let are_whole = matches!(names.qk_norm, Some(QkNorm::Whole(_)))
+            || (share_keys && (are_fused || self.has_too_many_sharers(shards)));
         let layers = if are_whole { self.layers.len() } else { 0 };
-        (0..layers).map(Part::Attention).collect()
+        let few_labels = matches!(self.input, Input::Texts { .. }) && self.classes < shards;
+        // Attention and MLP that are added up are cut alike.
+        let of_layer = |layer: usize| [Some(Part::Attention(layer)), self.parallel.then_some(Part::Mlp(layer))];
+        let of_layers = (0..layers).flat_map(of_layer).flatten();
+        of_layers.chain(few_labels.then_some(Part::Head)).collect()
+    }
+
+    /// Whether there are more shards than key heads in a layer that has more of them than others. Its heads would have to be shared
+    /// by other shards than theirs.
+    fn has_too_many_sharers(&self, shards: usize) -> bool {
+        let most = self.most_kv_heads();
+        most > self.kv_heads && shards > most
     }
 
     /// Whether a model of this config can be cut in so many shards of these widths.
@@ -102,7 +114,9 @@ impl Config {
         let tokens = widths.of(Dim::Tokens);
         let has_tokens = tokens.len() == shards && tokens.iter().any(|&share| share > 0);
         let is_small = tokens.iter().all(|&share| share <= MOST_TOKEN_SHARES);
-        Dim::ALL.into_iter().filter(|&dim| dim != Dim::Tokens).all(is_cut) && has_tokens && is_small
+        // Values that layers hand on are those of all samples.
+        let shares_samples = widths.share_heads_by_samples() && self.hands_values_on();
+        Dim::ALL.into_iter().filter(|&dim| dim != Dim::Tokens).all(is_cut) && has_tokens && is_small && !shares_samples
     }
 }
 
@@ -112,7 +126,7 @@ fn total(dim: Dim, config: &Config) -> usize {
         Dim::Heads => SHARES * config.kv_heads,
         Dim::Columns => config.ffn,
         Dim::Classes => config.classes,
-        Dim::PatchElements => patch_elements(config),
+        Dim::Inputs => embedded_inputs(config),
         Dim::Tokens => 0,
     }
 }
@@ -131,12 +145,12 @@ pub struct Shard {
     /// those of every group that it has a part of.
     pub shared_line: Option<Range<usize>>,
     pub ffn: Range<usize>,
-    /// Vocabulary rows of embedding and head, or classes.
+    /// Rows of the head, and of the embedding of a language model.
     pub classes: Range<usize>,
     /// The most classes that any shard has.
     pub widest_classes: usize,
-    /// Elements of an image's patches; none for text.
-    pub patch_elements: Range<usize>,
+    /// What the embedding of a classifier reads: elements of an image's patches, or vocabulary rows; none of a language model.
+    pub inputs: Range<usize>,
     pub split_sequence: bool,
     /// By shard: its share of the stream's rows, if the stream is split by tokens.
     pub token_shares: Vec<usize>,
@@ -156,7 +170,7 @@ impl Shard {
             ffn: 0..config.ffn,
             classes: 0..config.classes,
             widest_classes: config.classes,
-            patch_elements: 0..patch_elements(config),
+            inputs: 0..embedded_inputs(config),
             split_sequence: false,
             token_shares: vec![1],
             uncut: BTreeSet::new(),
@@ -168,22 +182,27 @@ impl Shard {
         let count = cut.weights.len();
         assert!(count > 0 && cut.weights.iter().all(|weight| *weight > 0.0), "weights {:?}", cut.weights);
         let has_own_heads = cut.widths.as_ref().is_some_and(|widths| widths.total(Dim::Heads) > 0);
-        let whole = config.whole_parts_if(count > config.kv_heads && !has_own_heads);
+        let whole = config.whole_parts_if(count, count > config.kv_heads && !has_own_heads);
         let uncut: BTreeSet<Part> = cut.uncut.union(&whole).copied().collect();
         let is_cut = |part: Part| !uncut.contains(&part);
         let any_layer_is_cut = |part: fn(usize) -> Part| (0..config.layers.len()).any(|layer| is_cut(part(layer)));
-        let of_images = matches!(config.input, Input::Images { .. });
+        let classifies = config.input.is_classified();
+        let inputs =
+            if matches!(config.input, Input::Images { .. }) { "elements in a patch" } else { "vocabulary rows" };
         let divisible = [
             ("attention heads", config.heads, any_layer_is_cut(Part::Attention)),
             ("FFN columns", config.ffn, any_layer_is_cut(Part::Mlp)),
-            ("classes", config.classes, is_cut(Part::Head) || (!of_images && is_cut(Part::Embedding))),
-            ("elements in a patch", patch_elements(config), of_images && is_cut(Part::Embedding)),
+            ("classes", config.classes, is_cut(Part::Head) || (!classifies && is_cut(Part::Embedding))),
+            (inputs, embedded_inputs(config), classifies && is_cut(Part::Embedding)),
         ];
         if let Some(&(what, size, _)) = divisible.iter().find(|(_, size, is_cut)| *is_cut && *size < count) {
             return Err(Error::TooManyShards { shards: count, what, size });
         }
         if count == 1 {
             return Ok(vec![Shard::whole(config)]);
+        }
+        if config.hands_values_on() && uncut.iter().any(|part| matches!(part, Part::Attention(_))) {
+            return Err(Error::WholeHanded { shards: count });
         }
         if cut.split_sequence && !uncut.is_empty() {
             return Err(Error::SplitsWhole { parts: uncut.len() });
@@ -193,8 +212,9 @@ impl Shard {
             Some(widths) => side_by_side(widths.of(dim)),
             None => cut_dim(total(dim, config), &cut.weights, least_grain(dim, config)),
         };
-        let heads = cut_heads(config, cut);
-        let [ffn, classes, patch_elements] = [Dim::Columns, Dim::Classes, Dim::PatchElements].map(divided);
+        // With fewer heads than shards, every shard has attention whole.
+        let heads = if config.heads < count { whole_heads(config, count) } else { cut_heads(config, cut) };
+        let [ffn, classes, inputs] = [Dim::Columns, Dim::Classes, Dim::Inputs].map(divided);
         let widest_classes = classes.iter().map(Range::len).max().unwrap_or(0);
         let shard = |index: usize| Shard {
             index,
@@ -206,7 +226,7 @@ impl Shard {
             ffn: ffn[index].clone(),
             classes: classes[index].clone(),
             widest_classes,
-            patch_elements: patch_elements[index].clone(),
+            inputs: inputs[index].clone(),
             split_sequence: cut.split_sequence,
             token_shares: cut.widths.as_ref().map_or_else(|| vec![1; count], |widths| widths.of(Dim::Tokens).to_vec()),
             uncut: uncut.clone(),
@@ -225,8 +245,30 @@ impl Shard {
         [0].into_iter().chain(ends).collect()
     }
 
+    /// The key and value heads that it has of a layer, and the shards that hold them. Where shards share key heads, those of layers
+    /// with more of them have their own.
+    pub(crate) fn kv_heads_of(&self, layer: &Layer, config: &Config) -> (Range<usize>, Range<usize>) {
+        if layer.kv_heads == config.kv_heads {
+            return (self.kv_heads.clone(), self.kv_holders.clone());
+        }
+        let group = config.heads / layer.kv_heads;
+        let Range { start, end } = self.heads;
+        assert!(start.is_multiple_of(group) && end.is_multiple_of(group), "heads {start}..{end} in groups of {group}");
+        (start / group..end / group, self.index..self.index + 1)
+    }
+
     pub fn is_whole(&self) -> bool {
         self.count == 1
+    }
+
+    /// The key heads of linear attention, with their value heads: as large a part of them as of attention's heads, in whole heads.
+    pub(crate) fn linear_heads(&self, config: &Config, key_heads: usize) -> Range<usize> {
+        let (held, all) = match &self.shared_line {
+            Some(line) => (line, SHARES * config.kv_heads),
+            None => (&self.heads, config.heads),
+        };
+        let nearest = |bound: usize| (2 * bound * key_heads + all) / (2 * all);
+        nearest(held.start)..nearest(held.end)
     }
 
     fn head_shares(&self) -> usize {
@@ -239,9 +281,10 @@ impl Shard {
     }
 }
 
-fn patch_elements(config: &Config) -> usize {
+fn embedded_inputs(config: &Config) -> usize {
     match config.input {
         Input::Tokens { .. } => 0,
+        Input::Texts { vocabulary, .. } => vocabulary,
         Input::Images { patch, channels, .. } => channels * patch * patch,
     }
 }
@@ -251,6 +294,16 @@ struct HeadsOfShard {
     kv_heads: Range<usize>,
     kv_holders: Range<usize>,
     shared_line: Option<Range<usize>>,
+}
+
+fn whole_heads(config: &Config, shards: usize) -> Vec<HeadsOfShard> {
+    let whole = || HeadsOfShard {
+        heads: 0..config.heads,
+        kv_heads: 0..config.kv_heads,
+        kv_holders: 0..shards,
+        shared_line: None,
+    };
+    (0..shards).map(|_| whole()).collect()
 }
 
 fn cut_heads(config: &Config, cut: &Cut) -> Vec<HeadsOfShard> {
@@ -270,11 +323,17 @@ fn cut_heads(config: &Config, cut: &Cut) -> Vec<HeadsOfShard> {
         let kv_heads = apportion(config.kv_heads, weights).into_iter().enumerate();
         return kv_heads.map(|(shard, kv)| of_groups(shard, kv, None)).collect();
     }
-    let shards_of_kv = share_out(weights, config.kv_heads, group);
+    if config.heads < weights.len() || config.has_too_many_sharers(weights.len()) {
+        // No layer's attention is cut then.
+        return (0..weights.len()).map(|shard| of_groups(shard, 0..0, None)).collect();
+    }
+    // The smallest groups of any layer stay whole, unless all are alike.
+    let least = if config.most_kv_heads() > config.kv_heads { config.heads / config.most_kv_heads() } else { 1 };
+    let shards_of_kv = share_out(weights, config.kv_heads, group / least);
     let mut shards = Vec::new();
     for (kv, holders) in shards_of_kv.into_iter().enumerate() {
-        for heads in apportion(group, &weights[holders.clone()]) {
-            let heads = kv * group + heads.start..kv * group + heads.end;
+        for heads in apportion(group / least, &weights[holders.clone()]) {
+            let heads = kv * group + heads.start * least..kv * group + heads.end * least;
             let (kv_heads, kv_holders) = (kv..kv + 1, holders.clone());
             shards.push(HeadsOfShard { heads, kv_heads, kv_holders, shared_line: None });
         }

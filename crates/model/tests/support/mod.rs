@@ -35,6 +35,11 @@ pub fn golden_batch(case: &str, model: &Model, dtype: DType, queue: &Queue) -> B
             let segments = indices(&file, "segments").iter().map(|&offset| offset as usize).collect();
             Batch::tokens(queue, &indices(&file, "input_ids"), &labels, Segments::new(segments))
         }
+        Input::Texts { .. } => {
+            let segments = indices(&file, "segments").iter().map(|&offset| offset as usize).collect();
+            let (ids, types) = (indices(&file, "input_ids"), indices(&file, "token_type_ids"));
+            Batch::texts(queue, &ids, &types, &labels, Segments::new(segments))
+        }
         Input::Images { .. } => {
             let pixels = floats(&file, "pixel_values");
             let images = Images { pixels: &pixels, count: labels.len() };

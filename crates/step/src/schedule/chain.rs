@@ -48,6 +48,8 @@ pub struct ChainUnit {
     pub is_partial: bool,
     /// Norms of the stream at its entry; 0 if it has no entry.
     pub inputs: usize,
+    /// How many times as wide as the stream its output is.
+    pub outputs: usize,
     /// Whether it puts something on the stream beside its output.
     pub starts_stream: bool,
     /// Whether some of its parameters are trained, and some of those of its entry.
@@ -76,6 +78,7 @@ impl ChainUnit {
             kind,
             is_partial,
             inputs: usize::from(has_entry),
+            outputs: 1,
             starts_stream: false,
             is_trained: true,
             entry_is_trained: has_entry,
@@ -201,6 +204,7 @@ impl Chain {
             kind: unit.kind,
             is_partial: unit.is_partial,
             inputs: unit.input_count(),
+            outputs: unit.output_count(),
             starts_stream: unit.starts_stream(),
             is_trained: model.trains(unit.parameters()),
             entry_is_trained: model.trains(unit.entry_parameters()),
@@ -262,6 +266,7 @@ impl Chain {
             }
             // An entry may normalise the stream more than once.
             ValueKind::Normalised | ValueKind::NormalisedGradient => self.units[unit.0].inputs,
+            ValueKind::Output | ValueKind::OutputGradient => self.units[unit.0].outputs,
             _ => 1,
         };
         (size.tokens * tensors) as u64 * self.row_bytes

@@ -58,6 +58,15 @@ pub fn parts(model: &Model, micro: usize, count: usize, dtype: DType, queue: &Qu
             let offsets = (0..=lengths.len()).map(|sequence| lengths[..sequence].iter().sum()).collect();
             Batch::tokens(queue, &ids, &labels, Segments::new(offsets))
         }
+        Input::Texts { vocabulary, types, .. } => {
+            let (samples, lengths) = (samples_of(index), &LENGTHS[samples_of(index)]);
+            let tokens = first_token(samples.start)..first_token(samples.end);
+            let ids: Vec<u32> = tokens.clone().map(|i| ((i * 7 + micro * 31) % vocabulary) as u32).collect();
+            let of_types: Vec<u32> = tokens.map(|i| (i / 3 % types) as u32).collect();
+            let labels: Vec<u32> = samples.map(|text| ((text + micro) % model.config.classes) as u32).collect();
+            let offsets = (0..=lengths.len()).map(|sequence| lengths[..sequence].iter().sum()).collect();
+            Batch::texts(queue, &ids, &of_types, &labels, Segments::new(offsets))
+        }
         Input::Images { size, channels, .. } => {
             let pixels_of_image = channels * size * size;
             let images = samples_of(index);

@@ -112,6 +112,7 @@ pub fn dropping() -> Vec<Dropping> {
         of("gpt2", serde_json::json!({"attn_pdrop": 0.3, "resid_pdrop": 0.2, "embd_pdrop": 0.1})),
         of("gpt_neox", serde_json::json!({"attention_dropout": 0.3, "hidden_dropout": 0.2})),
         of("gpt_neox_serial", serde_json::json!({"attention_dropout": 0.3, "hidden_dropout": 0.2})),
+        of("gpt_oss", serde_json::json!({"attention_dropout": 0.3})),
         of("vit", serde_json::json!({"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.2})),
     ]
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{NewFolder, SafeTensorsWriter, TensorEntry};
-use crate::{Defect, Error};
+use crate::{Defect, Error, RawTensor};
 
 /// The size of a shard in most published checkpoints.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
@@ -52,18 +52,25 @@ pub fn cut_in_shards(entries: &[TensorEntry], shard_bytes: u64) -> Vec<WeightSha
 /// Writes a model's weights into a folder.
 ///
 /// `fill` is called for one tensor after the other, shard by shard and within a shard in the file's order (dtype, then
-/// name); it hands on the tensor's elements, row-major, in pieces of any size. Nothing is held in memory but the piece.
+/// name); it hands on the tensor's elements, row-major, in pieces of any size. Nothing is held in memory but the piece. The tensors
+/// in `carried` are copied as they are.
 pub fn save_model<E: From<Error>>(
     folder: &NewFolder,
     entries: &[TensorEntry],
+    carried: &[RawTensor],
     metadata: &BTreeMap<String, String>,
     shard_bytes: u64,
     mut fill: impl FnMut(&str, &mut dyn FnMut(&[f32]) -> Result<(), Error>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let shards = cut_in_shards(entries, shard_bytes);
-    check_names(folder, entries)?;
+    let entries: Vec<TensorEntry> = entries.iter().cloned().chain(carried.iter().map(entry_of)).collect();
+    let carried: BTreeMap<&str, &RawTensor> = carried.iter().map(|tensor| (tensor.name(), tensor)).collect();
+    let shards = cut_in_shards(&entries, shard_bytes);
+    check_names(folder, &entries)?;
     for shard in &shards {
-        save_tensors(folder, &shard.file_name, &shard.entries, metadata, &mut fill)?;
+        write_tensors(folder, shard, metadata, |name, writer| match carried.get(name) {
+            Some(tensor) => Ok(writer.write_bytes(tensor.bytes())?),
+            None => fill(name, &mut |values| writer.write_f32(values)),
+        })?;
     }
     if shards.len() > 1 {
         folder.write_json("model.safetensors.index.json", &index_of(&shards))?;
@@ -79,11 +86,25 @@ pub fn save_tensors<E: From<Error>>(
     metadata: &BTreeMap<String, String>,
     mut fill: impl FnMut(&str, &mut dyn FnMut(&[f32]) -> Result<(), Error>) -> Result<(), E>,
 ) -> Result<(), E> {
-    folder.file(file_name, |file| {
-        let mut writer = SafeTensorsWriter::new(file, entries, metadata)?;
+    let file = WeightShard { file_name: file_name.to_owned(), entries: entries.to_vec() };
+    write_tensors(folder, &file, metadata, |name, writer| fill(name, &mut |values| writer.write_f32(values)))
+}
+
+fn entry_of(tensor: &RawTensor) -> TensorEntry {
+    TensorEntry { name: tensor.name().to_owned(), dtype: tensor.dtype(), shape: tensor.shape().to_vec() }
+}
+
+fn write_tensors<E: From<Error>>(
+    folder: &NewFolder,
+    file: &WeightShard,
+    metadata: &BTreeMap<String, String>,
+    mut write: impl FnMut(&str, &mut SafeTensorsWriter) -> Result<(), E>,
+) -> Result<(), E> {
+    folder.file(&file.file_name, |stream| {
+        let mut writer = SafeTensorsWriter::new(stream, &file.entries, metadata)?;
         for place in 0..writer.entries().len() {
             let name = writer.entries()[place].name.clone();
-            fill(&name, &mut |values| writer.write_f32(values))?;
+            write(&name, &mut writer)?;
             writer.expect_written(place + 1)?;
         }
         writer.finish().map_err(E::from)

@@ -40,7 +40,7 @@ impl Trainer {
         let parts = self.parts(&shares);
         let (shape, sizes) = Shape::of_step(self.sizes(&shares, &parts));
         Prepared {
-            batches: self.batches(&shares, &parts),
+            batches: self.batches(&shares, &parts, micros.len()),
             shape,
             sizes,
             parts: parts.iter().flatten().copied().min().unwrap_or(1),
@@ -66,8 +66,9 @@ impl Trainer {
         differs.map_or(Ok(()), |ranks| Err(Error::DifferentSamples { ranks }))
     }
 
-    /// This rank's micro-batches in their parts, each with the first of its tokens among those of the whole step.
-    fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: &[Vec<usize>]) -> Vec<Vec<Batch>> {
+    /// This rank's micro-batches in their parts, each with the first of its tokens among those of the whole step. `count` is that of
+    /// the micro-batches of all replicas.
+    fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: &[Vec<usize>], count: usize) -> Vec<Vec<Batch>> {
         let (own, mut batches, mut first_token) = (self.mesh().replica(self.rank), Vec::new(), 0);
         let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
         for (turn, share) in turns {
@@ -76,6 +77,10 @@ impl Trainer {
                 let mut first_of_part = first_token;
                 let mut placed = |part: &Samples| {
                     let batch = self.batch(part).with_noise(Noise { seed: 0, first_token: first_of_part });
+                    // Replicas without samples of their own get some without labels.
+                    let share = if part.targets() > 0 { 1.0 / count as f32 } else { 0.0 };
+                    let (queue, config) = (self.device.compute(), &self.model.config);
+                    let batch = batch.with_tallies(queue, config, share);
                     first_of_part += batch.token_count() as u64;
                     batch
                 };
@@ -98,7 +103,8 @@ impl Trainer {
     /// By replica and micro-batch: the number of its parts, at most one per document or image. If state that moves during the
     /// step is split, all replicas move it in the same order, so the one with the fewest parts decides.
     fn parts(&self, shares: &[Vec<Cow<Samples>>]) -> Vec<Vec<usize>> {
-        let most = self.strategy.arrangement.parts;
+        // The balance among experts is that of whole micro-batches.
+        let most = if self.model.config.has_balance_loss() { 1 } else { self.strategy.arrangement.parts };
         let own = |samples: &Cow<Samples>| samples.most_parts().min(most);
         let mut parts: Vec<Vec<usize>> = shares.iter().map(|share| share.iter().map(own).collect()).collect();
         if self.parameters.split.splits_gradients() {

@@ -150,6 +150,13 @@ pub fn micros(model: &Model, step: usize) -> Vec<Samples> {
             let labels = (0..tokens).map(|i| ids[(i + 1) % tokens]).collect();
             Samples::Tokens { labels, ids, segment_lengths: lengths }
         }
+        Input::Texts { .. } => {
+            let lengths = vec![5 + micro, 4, 6];
+            let tokens: usize = lengths.iter().sum();
+            let ids = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 3 * 3) % 64) as u32).collect();
+            let labels = (0..3).map(|text| (text + step as u32) % 3).collect();
+            Samples::Texts { ids, types: vec![0; tokens], labels, segment_lengths: lengths }
+        }
         Input::Images { size, channels, .. } => {
             let labels: Vec<u32> = (0..2 + micro as u32).map(|image| (image + step as u32) % 3).collect();
             let shade = |i: usize| labels[i / (channels * size * size)] as f32 / 3.0 + ((i + step) % 13) as f32 / 50.0;

@@ -195,26 +195,26 @@ fn join_rows<S: Simd>(s: S, [upper, lower]: [[S::Vector; 2]; 2]) -> [S::Vector; 
 
 /// The addresses of a multiplication's operands.
 #[derive(Clone, Copy)]
-struct Operands {
-    left: *const u8,
-    right: *const u8,
+pub(in crate::cpu) struct Operands {
+    pub left: *const u8,
+    pub right: *const u8,
 }
 
 /// An operand's strides in bytes.
 #[derive(Clone, Copy)]
-struct Lies {
+pub(in crate::cpu) struct Lies {
     /// From one row of a tile to the next.
-    row: usize,
+    pub row: usize,
     /// From one step to the next.
-    step: usize,
+    pub step: usize,
 }
 
 /// 32 rows of 32 sums.
 #[derive(Clone, Copy)]
-struct Sums {
-    first: *mut f32,
+pub(in crate::cpu) struct Sums {
+    pub first: *mut f32,
     /// From one row to the next, in bytes.
-    row: usize,
+    pub row: usize,
 }
 
 /// Fetches eight rows of the next step's left operand and four of its right one.
@@ -249,7 +249,13 @@ macro_rules! multiplication {
         /// The tiles are configured; the left operand has 32 rows of 16 words for every step, of which there is one at least,
         /// and the right one 16 rows of 32 words. The operands `after` come next and need not be readable.
         #[inline(always)]
-        unsafe fn $name(now: Operands, after: Operands, [left, right]: [Lies; 2], steps: usize, sums: Sums) {
+        pub(in crate::cpu) unsafe fn $name(
+            now: Operands,
+            after: Operands,
+            [left, right]: [Lies; 2],
+            steps: usize,
+            sums: Sums,
+        ) {
             assert!(steps > 0, "a multiplication without summands");
             // Thirteen general registers, which is all there are.
             // SAFETY: the caller's promise.

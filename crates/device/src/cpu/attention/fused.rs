@@ -8,7 +8,7 @@ use super::pack::{self, Rows};
 use super::{Shape, TILE};
 
 /// Rows of a register tile. All row counts here are multiples of it.
-const ROWS: usize = 8;
+pub(in crate::cpu) const ROWS: usize = 8;
 
 pub(super) struct Fused;
 
@@ -115,31 +115,31 @@ impl<E: Element> Level<E> for Fused {
 
 /// The left operand, read one number at a time, so that it may lie either way.
 #[derive(Clone, Copy)]
-struct Left {
-    first: *const f32,
+pub(in crate::cpu) struct Left {
+    pub first: *const f32,
     /// From one row of the result to the next.
-    row: usize,
+    pub row: usize,
     /// From one summand to the next.
-    depth: usize,
+    pub depth: usize,
 }
 
 /// The right operand: a row of vectors for each summand.
 #[derive(Clone, Copy)]
-struct Right {
-    first: *const f32,
-    stride: usize,
+pub(in crate::cpu) struct Right {
+    pub first: *const f32,
+    pub stride: usize,
 }
 
 /// The summands: some numbers of each tile.
 #[derive(Clone, Copy)]
-struct Depth {
+pub(in crate::cpu) struct Depth {
     summands: usize,
     tiles: TileRun,
 }
 
 impl Depth {
     #[inline(always)]
-    fn of(summands: usize) -> Depth {
+    pub fn of(summands: usize) -> Depth {
         Depth { summands, tiles: TileRun { count: 1, step: 0 } }
     }
 }
@@ -202,8 +202,12 @@ unsafe fn panel<S: Simd, const VECTORS: usize, const ADD: bool>(
     VECTORS * LANES
 }
 
+/// The sums of [`ROWS`] rows and `VECTORS` vectors of columns.
+///
+/// # Safety
+/// The operands hold those summands.
 #[inline(always)]
-unsafe fn register_tile<S: Simd, const VECTORS: usize>(
+pub(in crate::cpu) unsafe fn register_tile<S: Simd, const VECTORS: usize>(
     s: S,
     left: Left,
     right: Right,

@@ -8,12 +8,12 @@
 //! Shapes in comments: W is the head dimension rounded up to what the level multiplies at once, the padding zero.
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+pub(super) mod amx;
 mod backward;
 mod division;
 mod dropout;
 mod forward;
-mod fused;
+pub(super) mod fused;
 mod level;
 mod mask;
 mod pack;

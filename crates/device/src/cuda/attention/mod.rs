@@ -21,6 +21,7 @@ use super::{Run, Stream};
 use crate::kernel::{Attention, AttentionBackward, CachedAttention};
 pub(super) use cudnn::{AttentionCall, Cudnn};
 pub use cudnn::{CudnnReport, cudnn_report};
+pub(crate) use sources::WIDEST_HEAD;
 pub(super) use sources::sources;
 
 use problem::Problem;

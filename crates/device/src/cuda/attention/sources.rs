@@ -140,10 +140,13 @@ pub(super) fn hopper_backward(options: Options) -> &'static Source {
 pub(super) static ROWS: Source =
     Source { name: "attention/rows.cu", parts: &[kernels!("shared.cuh"), kernels!("rows.cu")] };
 
+/// The width of the widest variant.
+pub const WIDEST_HEAD: usize = 256;
+
 impl Variant {
     pub fn of(dim: usize) -> &'static Variant {
         let variant = VARIANTS.iter().find(|variant| variant.width >= dim);
-        variant.unwrap_or_else(|| panic!("attention with heads of {dim} elements, at most 256 are possible"))
+        variant.unwrap_or_else(|| panic!("attention with heads of {dim} elements, at most {WIDEST_HEAD} are possible"))
     }
 
     pub fn forward(&'static self, dtype: DType, options: Options) -> &'static Source {

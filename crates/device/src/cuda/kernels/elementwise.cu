@@ -15,7 +15,9 @@ ADD(4)
 ADD(1)
 
 #define SCALE(N) \
-    extern "C" __global__ void scale_##N(i64 rows, i64 cols, Mixed x, Mixed out, float factor) { \
+    extern "C" __global__ void scale_##N( \
+        i64 rows, i64 cols, Mixed x, Mixed out, float factor, const float *by) { \
+        if (by) factor *= *by; \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float v[N]; \
             load<N>(x, row, col, count, v); \

@@ -30,6 +30,44 @@ __device__ __forceinline__ RowSums row_sums(const float *row, int experts) {
     return {max, sum_of_warp(sum)};
 }
 
+// Gives the experts of the k largest logits to `take`, in descending order. A lane keeps the ranks of so many experts.
+template <int KEPT, class Take> __device__ __forceinline__ void choose_kept(const float *row, int experts, int k, Take take) {
+    u32 lane = threadIdx.x % 32, ranks[KEPT];
+    // Zero is nobody's, also of those that were chosen.
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) ranks[i] = lane + 32 * i < experts ? rank_of(row[lane + 32 * i]) + 1 : 0;
+    for (int slot = 0; slot < k; slot++) {
+        u32 best = 0, index = IGNORE;
+#pragma unroll
+        for (int i = 0; i < KEPT; i++) {
+            if (ranks[i] <= best) continue;
+            best = ranks[i];
+            index = lane + 32 * i;
+        }
+        u32 best_of_all = __reduce_max_sync(0xffffffffu, best);
+        u32 expert = __reduce_min_sync(0xffffffffu, best == best_of_all ? index : IGNORE);
+#pragma unroll
+        for (int i = 0; i < KEPT; i++)
+            if (expert == lane + 32 * i) ranks[i] = 0;
+        take(slot, expert);
+    }
+}
+
+// The same for any number of experts.
+template <class Take> __device__ __forceinline__ void choose_any(const float *row, int experts, int k, Take take) {
+    u64 last = ~0ull;
+    for (int slot = 0; slot < k; slot++) {
+        // Of equal ranks, a lower index is larger. Keys are distinct and above zero.
+        u64 best = 0;
+        for (int i = threadIdx.x % 32; i < experts; i += 32) {
+            u64 key = (u64)rank_of(row[i]) << 32 | (u32)~i;
+            if (key < last && key > best) best = key;
+        }
+        last = largest_of_warp(best);
+        take(slot, ~(u32)last);
+    }
+}
+
 // A warp for each token.
 extern "C" __global__ void __launch_bounds__(256) route_choose(
     i64 tokens, int experts, int k, Matrix<float> logits, int renormalise, Matrix<float> weights, Matrix<u32> chosen) {
@@ -38,24 +76,21 @@ extern "C" __global__ void __launch_bounds__(256) route_choose(
     int lane = threadIdx.x % 32;
     const float *row = logits.at(token, 0);
     RowSums sums = row_sums(row, experts);
-    u64 last = ~0ull;
     float total = 0.0f;
-    for (int slot = 0; slot < k; slot++) {
-        // Of equal ranks, a lower index is larger. Keys are distinct and above zero.
-        u64 best = 0;
-        for (int i = lane; i < experts; i += 32) {
-            u64 key = (u64)rank_of(row[i]) << 32 | (u32)~i;
-            if (key < last && key > best) best = key;
-        }
-        last = largest_of_warp(best);
-        u32 expert = ~(u32)last;
+    auto take = [&](int slot, u32 expert) {
         float share = expf(row[expert] - sums.max) / sums.exponentials;
         total += share;
         if (lane == 0) {
             *chosen.at(token, slot) = expert;
             *weights.at(token, slot) = share;
         }
-    }
+    };
+    if (experts <= 4 * 32)
+        choose_kept<4>(row, experts, k, take);
+    else if (experts <= 16 * 32)
+        choose_kept<16>(row, experts, k, take);
+    else
+        choose_any(row, experts, k, take);
     if (!renormalise) return;
     __syncwarp();
     for (int slot = lane; slot < k; slot += 32) *weights.at(token, slot) /= total;
@@ -85,17 +120,28 @@ __device__ __forceinline__ u32 sum_up_to_lane(u32 x) {
     return x;
 }
 
+// Counts that a lane reads before it uses the first.
+#define COUNTS_AT_ONCE 16
+
 // Makes of each count how many of the expert's pairs are in earlier blocks, and writes where each expert begins. One block.
 extern "C" __global__ void __launch_bounds__(1024) route_add_up(int experts, int blocks, u32 *counts, u32 *offsets) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (int expert = warp; expert < experts; expert += warps) {
         u32 before = 0;
-        for (int first = 0; first < blocks; first += 32) {
-            bool is_there = first + lane < blocks;
-            u32 *place = counts + (i64)(first + lane) * experts + expert;
-            u32 count = is_there ? *place : 0, sum = sum_up_to_lane(count);
-            if (is_there) *place = before + sum - count;
-            before += __shfl_sync(0xffffffffu, sum, 31);
+        for (int first = 0; first < blocks; first += 32 * COUNTS_AT_ONCE) {
+            u32 some[COUNTS_AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < COUNTS_AT_ONCE; i++) {
+                int block = first + 32 * i + lane;
+                some[i] = block < blocks ? counts[(i64)block * experts + expert] : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < COUNTS_AT_ONCE; i++) {
+                int block = first + 32 * i + lane;
+                u32 sum = sum_up_to_lane(some[i]);
+                if (block < blocks) counts[(i64)block * experts + expert] = before + sum - some[i];
+                before += __shfl_sync(0xffffffffu, sum, 31);
+            }
         }
         if (lane == 0) offsets[expert] = before;
     }
@@ -202,7 +248,7 @@ FOR_TYPES(GATHER_PAIRS)
         i64 rows, i64 cols, Mixed x, const u32 *pairs, i64 tokens, int k, Matrix<float> weights, Mixed out, \
         u64 *defects) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
-            u32 pair = pairs[row], token = pair / k; \
+            u32 pair = pairs ? pairs[row] : (u32)row, token = pair / k; \
             if (token >= tokens) { \
                 report(defects, DEFECT_ROW, pair, tokens * k); \
                 return; \
@@ -257,7 +303,7 @@ COMBINE_PAIRS(1)
             for (int i = 0; i < N; i++) sum = fmaf(x[i], y[i], sum); \
         } \
         sum = sum_of_warp(sum); \
-        u32 pair = pairs[row], token = pair / k; \
+        u32 pair = pairs ? pairs[row] : (u32)row, token = pair / k; \
         if (lane > 0) return; \
         if (token >= tokens) \
             report(defects, DEFECT_ROW, pair, tokens * k); \

@@ -4,36 +4,12 @@
 // nothing. Both operands are read tile by tile along the summed dimension. A tile lies in shared memory as in its matrix: its rows
 // run along that dimension, or across it.
 
-struct Operands {
-    // Rows of a together, columns of a, columns of the output.
-    i64 rows, inner, n;
-    int experts;
-    int accumulate;
-    const u32 *offsets;
-    u64 *defects;
-    Mixed out;
-    // Whether 16 bytes of a row can be copied at once, and two elements of the output stored at once.
-    int aligned;
-    int paired;
-};
-
-enum Order { NT, NN, TN };
-
 // A block's expert, the rows of the pairs in its tile or of the whole expert, and the tile's place in the expert's output.
 struct Tile {
     int expert;
     i64 begin, end;
     i64 row, col;
 };
-
-// Whether an expert's rows are rows of the matrix. A block skips its tile if they are not.
-__device__ __forceinline__ bool rows_of(const Operands &p, int expert, i64 &begin, i64 &end) {
-    begin = p.offsets[expert];
-    end = p.offsets[expert + 1];
-    if (begin <= end && end <= p.rows) return true;
-    report(p.defects, DEFECT_ROW, (u32)(begin <= end ? end : begin), p.rows);
-    return false;
-}
 
 // Tiles of `height` rows: expert e begins with tile (offsets[e] - offsets[0]) / height + e, so a few at the experts' ends are empty.
 __device__ __forceinline__ i64 first_tile(const Operands &p, int expert, int height) {
@@ -100,37 +76,6 @@ template <int ORDER> __device__ __forceinline__ i64 out_row(const Operands &p, c
 
 template <int ORDER> __device__ __forceinline__ i64 depth_of(const Operands &p, const Tile &tile) {
     return ORDER == TN ? tile.end - tile.begin : p.inner;
-}
-
-__device__ __forceinline__ void finish(const Operands &p, i64 row, i64 col, float sum) {
-    float x[1] = {sum}, before[1] = {0.0f};
-    if (p.accumulate) load<1>(p.out, row, col, 1, before);
-    x[0] += before[0];
-    store<1>(p.out, row, col, 1, x);
-}
-
-// The same of two neighbours, the second of which may be outside.
-__device__ __forceinline__ void finish_pair(const Operands &p, i64 row, i64 col, float first, float second) {
-    if (p.paired && col + 1 < p.n) {
-        i64 place = row * p.out.stride + col;
-        float x[2] = {first, second}, before[2] = {0.0f, 0.0f};
-        if (p.out.is_bf16) {
-            bf16 *to = static_cast<bf16 *>(p.out.first) + place;
-            if (p.accumulate) load<2>(to, 2, before);
-            x[0] += before[0];
-            x[1] += before[1];
-            store<2>(to, 2, x);
-        } else {
-            float *to = static_cast<float *>(p.out.first) + place;
-            if (p.accumulate) load<2>(to, 2, before);
-            x[0] += before[0];
-            x[1] += before[1];
-            store<2>(to, 2, x);
-        }
-        return;
-    }
-    if (col < p.n) finish(p, row, col, first);
-    if (col + 1 < p.n) finish(p, row, col + 1, second);
 }
 
 // Tensor cores: 128 × 128 sums of a block, 64 × 32 of each of its eight warps.

@@ -1,4 +1,4 @@
-// RMS and layer norms with the residual sum fused in, and their gradients.
+// RMS and layer norms with the residual sum fused in, and their gradients. A missing weight counts as zeros.
 //
 // A block has blockDim.x threads for a row and blockDim.y rows at once; several rows only where a warp is enough for one.
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ void norm_short(
     if (row >= rows) return;
     i64 col = (i64)threadIdx.x * N;
     int count = cols - col < 0 ? 0 : (int)(cols - col < N ? cols - col : N);
-    float v[N], w[N], total = 0.0f;
+    float v[N], w[N] = {}, total = 0.0f;
     load<N>(x.at(row, col), count, v);
     if (add.first) {
         float a[N];
@@ -25,7 +25,7 @@ __device__ __forceinline__ void norm_short(
         store<N>(sum.at(row, col), count, v);
     }
     // Needed behind the sums, which it does not wait for.
-    load<N>(weight + col, count, w);
+    if (weight) load<N>(weight + col, count, w);
 #pragma unroll
     for (int i = 0; i < N; i++) total += LAYER ? v[i] : v[i] * v[i];
     float mean = 0.0f, variance = sum_of_block(total) / cols;
@@ -94,9 +94,9 @@ __device__ __forceinline__ void norm_long(
     }
     for (i64 col = first; col < cols; col += step) {
         int count = (int)(cols - col < N ? cols - col : N);
-        float v[N], w[N], b[N] = {};
+        float v[N], w[N] = {}, b[N] = {};
         load<N>(input.at(row, col), count, v);
-        load<N>(weight + col, count, w);
+        if (weight) load<N>(weight + col, count, w);
         if (bias) load<N>(bias + col, count, b);
 #pragma unroll
         for (int i = 0; i < N; i++) v[i] = (v[i] - mean) * scale * (weight_offset + w[i]) + b[i];
@@ -165,8 +165,8 @@ __device__ __forceinline__ void norm_backward(
     int count = cols - col < 0 ? 0 : (cols - col < N ? cols - col : N);
     i64 start = (i64)blockIdx.x * rows_per_block;
     i64 end = start + rows_per_block < rows ? start + rows_per_block : rows;
-    float w[N], dweight[N] = {}, dbias[N] = {};
-    load<N>(weight + col, count, w);
+    float w[N] = {}, dweight[N] = {}, dbias[N] = {};
+    if (weight) load<N>(weight + col, count, w);
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] += weight_offset;
     i64 row = start + threadIdx.y;
@@ -280,14 +280,14 @@ NORM_COLUMNS(bf16, bf16)
         i64 row = blockIdx.x; \
         float mean = *stats.at(row, 0), scale = *stats.at(row, 1), sum_g = 0.0f, sum_gx = 0.0f; \
         for (i64 col = threadIdx.x; col < cols; col += blockDim.x) { \
-            float g = widen(*dout.at(row, col)) * (weight_offset + weight[col]); \
+            float g = widen(*dout.at(row, col)) * (weight_offset + (weight ? weight[col] : 0.0f)); \
             sum_g += g; \
             sum_gx += g * ((widen(*x.at(row, col)) - mean) * scale); \
         } \
         float mean_g = layer ? sum_of_block(sum_g) / cols : 0.0f; \
         float mean_gx = sum_of_block(sum_gx) / cols; \
         for (i64 col = threadIdx.x; col < cols; col += blockDim.x) { \
-            float g = widen(*dout.at(row, col)) * (weight_offset + weight[col]); \
+            float g = widen(*dout.at(row, col)) * (weight_offset + (weight ? weight[col] : 0.0f)); \
             float normal = (widen(*x.at(row, col)) - mean) * scale; \
             float before = residual.first ? widen(*residual.at(row, col)) : 0.0f; \
             *dx.at(row, col) = narrow<T>(before + scale * (g - mean_g - normal * mean_gx)); \

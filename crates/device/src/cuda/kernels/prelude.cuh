@@ -27,6 +27,13 @@ template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
     return y;
 }
 
+// Two numbers rounded to bf16, the first in the lower half.
+__device__ __forceinline__ u32 rounded_pair(float first, float second) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
 // A matrix by its first element and the elements from one row to the next.
 template <class T> struct Matrix {
     T *first;
@@ -69,6 +76,16 @@ template <int N, class T> __device__ __forceinline__ void store(T *to, int count
         for (int i = 0; i < N; i++)
             if (i < count) to[i] = narrow<T>(from[i]);
     }
+}
+
+// Stores words at once.
+__device__ __forceinline__ void store_two(void *to, u32 first, u32 second) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(first), "r"(second) : "memory");
+}
+
+__device__ __forceinline__ void store_four(void *to, const u32 (&words)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
 }
 
 // Moves elements bit by bit.
@@ -225,18 +242,33 @@ __device__ __forceinline__ u32 word(u64 key, u32 col) {
     return x ^ (x >> 14);
 }
 
-// Activations: 0 SiLU, 1 GELU by the error function, 2 GELU by the hyperbolic tangent.
+// Activations: 0 SiLU, 1 GELU by the error function, 2 GELU by the hyperbolic tangent, 3 ReLU, 4 sigmoid; others change nothing.
 #define TANH_SCALE 0.7978846f
 #define TANH_CUBIC 0.044715f
 
 // Where the result is rounded to bf16, the GPU's own exponential and reciprocal are exact enough.
 template <class T> struct Rounded { static const bool value = sizeof(T) == 2; };
 
-template <bool ROUNDED> __device__ __forceinline__ float exponential(float x) { return ROUNDED ? __expf(x) : expf(x); }
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The compiler's own short forms take more instructions, for numbers too small to matter.
+template <bool ROUNDED> __device__ __forceinline__ float exponential(float x) {
+    return ROUNDED ? power_of_two(x * 1.4426950408889634f) : expf(x);
+}
 
 template <bool ROUNDED> __device__ __forceinline__ float sigmoid(float x) {
     float divisor = 1.0f + exponential<ROUNDED>(-x);
-    return ROUNDED ? __fdividef(1.0f, divisor) : 1.0f / divisor;
+    return ROUNDED ? reciprocal(divisor) : 1.0f / divisor;
 }
 
 // The share of a normal distribution below x, given exp(-x²/2). What is rounded to bf16 is computed by Abramowitz and
@@ -264,6 +296,8 @@ template <bool ROUNDED> __device__ __forceinline__ float activate(int activation
     if (activation == 1) return x * normal_distribution<ROUNDED>(x, ROUNDED ? normal_falloff<ROUNDED>(x) : 0.0f);
     if (activation == 2) return x * sigmoid<ROUNDED>(tanh_argument(x));
     if (activation == 3) return x < 0.0f ? 0.0f : x;
+    if (activation == 4) return sigmoid<ROUNDED>(x);
+    if (activation == 5) return tanhf(x);
     return x;
 }
 
@@ -277,6 +311,14 @@ template <bool ROUNDED> __device__ __forceinline__ float activate_derivative(int
         return x * (falloff * 0.3989423f) + normal_distribution<ROUNDED>(x, falloff);
     }
     if (activation == 3) return x > 0.0f ? 1.0f : 0.0f;
+    if (activation == 4) {
+        float sigma = sigmoid<ROUNDED>(x);
+        return sigma * (1.0f - sigma);
+    }
+    if (activation == 5) {
+        float share = tanhf(x);
+        return (1.0f - share) * (1.0f + share);
+    }
     float sigma = sigmoid<ROUNDED>(tanh_argument(x));
     float inner = x * x * (6.0f * TANH_SCALE * TANH_CUBIC) + 2.0f * TANH_SCALE;
     return x * (sigma * (1.0f - sigma)) * inner + sigma;

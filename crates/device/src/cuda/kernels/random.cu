@@ -42,10 +42,10 @@ FOR_TYPES(RANDOM_NORMAL)
 
 #define DROPOUT(T, NAME, N) \
     extern "C" __global__ void dropout_##NAME##_##N( \
-        i64 rows, i64 cols, Matrix<T> x, Matrix<T> out, u64 seed, u64 first_row, u64 first_col, u32 dropped_below, \
-        float factor) { \
+        i64 rows, i64 cols, Matrix<T> x, Matrix<T> out, const u32 *places, u64 seed, u64 first_row, u64 first_col, \
+        u32 dropped_below, float factor) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
-            u64 key = seed_of(seed, first_row + row); \
+            u64 key = seed_of(seed, first_row + (places ? places[row] : row)); \
             u32 first = (u32)(first_col + col); \
             float v[N]; \
             load<N>(x.at(row, col), count, v); \

@@ -248,6 +248,8 @@ pub(super) fn activation_number(activation: Option<Activation>) -> i32 {
         Some(Activation::GeluErf) => 1,
         Some(Activation::GeluTanh) => 2,
         Some(Activation::Relu) => 3,
+        Some(Activation::Sigmoid) => 4,
+        Some(Activation::Tanh) => 5,
     }
 }
 

@@ -77,7 +77,7 @@ fn widths(model: &Model, ranks: usize, share: f64) -> Widths {
     Widths::new(|dim| match dim {
         Dim::Heads => groups.iter().map(|groups| SHARES * groups).collect(),
         Dim::Columns => divided(config.ffn, 8),
-        Dim::Classes | Dim::PatchElements => divided(whole.total(dim), 1),
+        Dim::Classes | Dim::Inputs => divided(whole.total(dim), 1),
         Dim::Tokens => divided(SHARES * ranks, 1),
     })
 }

@@ -1,7 +1,7 @@
 //! Keys of `[data]` against each other.
 
 use super::super::raw::RawConfig;
-use super::super::settings::{DataSource, InstructionPrompt, OnBadRecord, RecordFormat, Settings};
+use super::super::settings::{DataSource, InstructionPrompt, OnBadRecord, PackingStrategy, RecordFormat, Settings};
 use super::SIZES;
 
 pub fn check_data(raw: &mut RawConfig, settings: &Settings) {
@@ -34,6 +34,7 @@ pub fn check_data(raw: &mut RawConfig, settings: &Settings) {
         raw.note_contradiction(&["data.separator"], what, Some(hint));
     }
     check_prompts(raw, settings);
+    check_labels(raw, settings);
     if data.packing_strategy.is_some() && !data.packing {
         let what = "`data.packing_strategy` is set, but `data.packing` is false".to_owned();
         raw.note_contradiction(&["data.packing_strategy", "data.packing"], what, None);
@@ -52,7 +53,7 @@ pub fn check_data(raw: &mut RawConfig, settings: &Settings) {
 fn check_prompts(raw: &mut RawConfig, settings: &Settings) {
     let data = &settings.data;
     let format = data.format.name();
-    if data.chat_template.is_some() && data.format == RecordFormat::Text {
+    if data.chat_template.is_some() && matches!(data.format, RecordFormat::Text | RecordFormat::Labelled) {
         let what = format!("`data.chat_template` is set, but `data.format` is \"{format}\"");
         let hint = "a template is for formats \"messages\" and \"alpaca\"";
         raw.note_contradiction(&["data.chat_template", "data.format"], what, Some(hint));
@@ -64,6 +65,43 @@ fn check_prompts(raw: &mut RawConfig, settings: &Settings) {
     } else if data.instruction_prompt == Some(InstructionPrompt::Alpaca) && data.chat_template.is_some() {
         let what = "`data.chat_template` is set, but `data.instruction_prompt` is \"alpaca\"".to_owned();
         raw.note_contradiction(&["data.chat_template", "data.instruction_prompt"], what, None);
+    }
+}
+
+fn check_labels(raw: &mut RawConfig, settings: &Settings) {
+    let data = &settings.data;
+    let format = data.format.name();
+    let is_labelled = data.format == RecordFormat::Labelled;
+    let of_labels = [
+        ("data.second_text_column", data.second_text_column.is_some()),
+        ("data.label_column", data.label_column != "label"),
+        ("data.labels", !data.labels.is_empty()),
+    ];
+    let others = [
+        ("sample.prompts", !settings.sample.prompts.is_empty()),
+        ("data.label_beyond_cut", data.label_beyond_cut),
+        ("data.packing_strategy", data.packing_strategy == Some(PackingStrategy::Cut)),
+    ];
+    for (key, _) in of_labels.into_iter().filter(|(_, is_set)| *is_set && !is_labelled) {
+        let what = format!("`{key}` is set, but `data.format` is \"{format}\"");
+        raw.note_contradiction(&[key, "data.format"], what, Some("it is for format \"labelled\""));
+    }
+    for (key, _) in others.into_iter().filter(|(_, is_set)| *is_set && is_labelled) {
+        let what = format!("`{key}` is for texts that are continued, but `data.format` is \"{format}\"");
+        raw.note_contradiction(&[key, "data.format"], what, None);
+    }
+    let sizes = SIZES.into_iter().find(|key| raw.is_given(key));
+    if let Some(key) = sizes.filter(|_| is_labelled) {
+        let what = format!("`{key}` describes a new Llama, but `data.format` is \"{format}\"");
+        let hint = "a classifier of texts comes from model.path or model.config";
+        raw.note_contradiction(&[key, "data.format"], what, Some(hint));
+    }
+    let mut names = data.labels.clone();
+    names.sort_unstable();
+    names.dedup();
+    if data.labels.len() == 1 || names.len() < data.labels.len() {
+        let what = "`data.labels` needs two names or more, all different".to_owned();
+        raw.note_contradiction(&["data.labels"], what, None);
     }
 }
 

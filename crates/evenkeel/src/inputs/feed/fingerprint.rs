@@ -6,15 +6,18 @@ use std::path::Path;
 use evenkeel_store::Digest;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Settings, in_toml, of_images};
+use crate::config::{RecordFormat, Settings, in_toml, of_images};
 
 /// Keys of `[data]` that decide what is read and what a position in it means. The others change how fast it is read or what
 /// becomes of a picture, or the contents of their files stand for them.
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 20] = [
     "source",
     "separator",
     "format",
     "text_column",
+    "second_text_column",
+    "label_column",
+    "labels",
     "instruction_column",
     "input_column",
     "output_column",
@@ -33,6 +36,9 @@ const KEYS: [&str; 17] = [
 /// Keys about tokens, which images do not have.
 const OF_TOKENS: [&str; 3] = ["sequence", "tools_column", "label_beyond_cut"];
 
+/// Keys that only labelled texts have.
+const OF_LABELS: [&str; 3] = ["second_text_column", "label_column", "labels"];
+
 /// The behaviour of runs before these keys existed.
 const BEFORE: [(&str, &str); 2] = [("data.packing_strategy", "\"cut\""), ("data.label_beyond_cut", "true")];
 /// Only conversations have tools, which were dropped before this key existed.
@@ -46,8 +52,10 @@ pub struct Fingerprint(BTreeMap<String, String>);
 impl Fingerprint {
     pub fn new(settings: &Settings) -> Fingerprint {
         let sections = settings.values().into_iter().filter(|(section, _)| *section == "data");
-        let of_images = of_images(settings);
-        let counts = |key: &&str| KEYS.contains(key) && !(of_images && OF_TOKENS.contains(key));
+        let (of_images, is_labelled) = (of_images(settings), settings.data.format == RecordFormat::Labelled);
+        let is_meant =
+            |key: &&str| !(of_images && OF_TOKENS.contains(key)) && (is_labelled || !OF_LABELS.contains(key));
+        let counts = |key: &&str| KEYS.contains(key) && is_meant(key);
         let values = sections.flat_map(|(_, values)| values).filter(|(key, _)| counts(key));
         Fingerprint(values.map(|(key, value)| (format!("data.{key}"), in_toml(&value))).collect())
     }

@@ -68,6 +68,12 @@ fn batch(model: &Model, micro: usize, dtype: DType, queue: &Queue) -> Batch {
             let ids = vec![1; lengths.iter().sum()];
             Batch::tokens(queue, &ids, &ids, Segments::new(offsets))
         }
+        Input::Texts { .. } => {
+            let lengths = [5, 4 + micro, 3];
+            let offsets = (0..=lengths.len()).map(|end| lengths[..end].iter().sum()).collect();
+            let ids: Vec<u32> = vec![1; lengths.iter().sum()];
+            Batch::texts(queue, &ids, &vec![0; ids.len()], &[0, 1, 0], Segments::new(offsets))
+        }
         Input::Images { size, channels, .. } => {
             let count = 1 + micro;
             let pixels = vec![0.0; count * channels * size * size];

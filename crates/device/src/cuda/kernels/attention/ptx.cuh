@@ -44,15 +44,3 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], const u32 (&left)
                  : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1));
 }
 
-// Two numbers rounded to bf16, the first in the lower half.
-__device__ __forceinline__ u32 rounded_pair(float first, float second) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
