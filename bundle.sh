@@ -36,5 +36,6 @@ cargo test --locked --profile "$profile" -p evenkeel $(printf -- '-p evenkeel-%s
 cp -r golden "$folder/golden"
 rm -rf "$folder/golden/__pycache__" "$folder/golden/.venv"
 cp run-gpu-tests.sh "$folder/"
-tar -C "$(dirname "$folder")" -cf - "$(basename "$folder")" | xz -T0 -6 > "$folder.tar.xz"
+# Programs have most of their code in common, a few megabytes apart.
+tar -C "$(dirname "$folder")" -cf - "$(basename "$folder")" | xz --lzma2=preset=2,dict=64MiB > "$folder.tar.xz"
 du -sh "$folder" "$folder.tar.xz"
