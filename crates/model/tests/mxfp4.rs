@@ -2,18 +2,15 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use evenkeel_device::kernel::Segments;
-use evenkeel_device::{DType, Device, Queue};
+use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
     Batch, Context, Cut, Error, Model, ParamId, Parameters, Quantization, RotaryTables, ZeroSharding, pass,
 };
 use evenkeel_store::Folder;
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use serde_json::{Value, json};
+use support::changed::{self, Tensors, read_tensors, write_tensors};
 use support::{expected, floats, golden, indices};
 
 const CASE: &str = "gpt_oss_mxfp4";
@@ -74,34 +71,8 @@ fn experts_in_mxfp4_are_exact_in_bf16_and_every_shard_reads_its_part() {
     }
 }
 
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
-
-/// Loads a copy of the golden folder after a change.
 fn load_changed(change: impl Fn(&mut Value, &mut Tensors)) -> Result<(), Error> {
-    let bytes = std::fs::read(golden().join(CASE).join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let of = |(name, view): (String, TensorView)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()));
-    let mut tensors: Tensors = file.tensors().into_iter().map(of).collect();
-    let mut config = folder().config().clone();
-    change(&mut config, &mut tensors);
-    let copy = tempfile::tempdir().unwrap();
-    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
-    write(copy.path(), &tensors);
-    let folder = Folder::open(copy.path())?;
-    let model = Model::open(&folder)?;
-    let device = Device::dry();
-    let loaded = model.load(&folder, DType::Bf16, ZeroSharding::NONE, device.compute()).map(drop);
-    if matches!(&loaded, Err(error) if !error.to_string().contains("the scale")) {
-        assert_eq!(device.usage().peak_bytes, 0, "sizes are compared before memory is used");
-    }
-    loaded
-}
-
-fn write(folder: &Path, tensors: &Tensors) {
-    let views = tensors
-        .iter()
-        .map(|(name, (dtype, shape, bytes))| (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    changed::load_changed(CASE, "the scale", change)
 }
 
 #[test]
@@ -160,12 +131,9 @@ fn a_scale_without_finite_numbers_is_refused() {
     let copy = tempfile::tempdir().unwrap();
     let from = golden().join(CASE);
     std::fs::copy(from.join("config.json"), copy.path().join("config.json")).unwrap();
-    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let of = |(name, view): (String, TensorView)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()));
-    let mut tensors: Tensors = file.tensors().into_iter().map(of).collect();
+    let mut tensors = read_tensors(CASE);
     tensors.get_mut(&format!("{WEIGHT}_scales")).unwrap().2[5] = 255;
-    write(copy.path(), &tensors);
+    write_tensors(copy.path(), &tensors);
     let folder = Folder::open(copy.path()).unwrap();
     let loaded = Model::open(&folder).unwrap().load(&folder, DType::Bf16, ZeroSharding::NONE, device.compute());
     let told = loaded.map(drop).expect_err("255 is no number").to_string();

@@ -3,9 +3,6 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
@@ -14,9 +11,9 @@ use evenkeel_model::{
     Parameters, RotaryTables, ZeroSharding,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::Dtype;
 use serde_json::{Value, json};
+use support::changed::{self, Tensors};
 use support::golden;
 
 fn nf4() -> Folder {
@@ -266,34 +263,8 @@ fn what_is_packed_cannot_be_trained_whole() {
     assert!(model.adapted(config).is_ok());
 }
 
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
-
-/// Loads a copy of the golden folder after a change.
 fn load_changed(change: impl Fn(&mut Value, &mut Tensors)) -> Result<(), Error> {
-    let bytes = std::fs::read(golden().join("llama_nf4/model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let of = |(name, view): (String, TensorView)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()));
-    let mut tensors: Tensors = file.tensors().into_iter().map(of).collect();
-    let mut config = nf4().config().clone();
-    change(&mut config, &mut tensors);
-    let copy = tempfile::tempdir().unwrap();
-    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
-    write(copy.path(), &tensors);
-    let folder = Folder::open(copy.path())?;
-    let model = Model::open(&folder)?;
-    let device = Device::dry();
-    let loaded = model.load(&folder, DType::Bf16, ZeroSharding::NONE, device.compute()).map(drop);
-    if matches!(&loaded, Err(error) if !error.to_string().contains("factor is")) {
-        assert_eq!(device.usage().peak_bytes, 0, "sizes are compared before memory is used");
-    }
-    loaded
-}
-
-fn write(folder: &Path, tensors: &Tensors) {
-    let views = tensors
-        .iter()
-        .map(|(name, (dtype, shape, bytes))| (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    changed::load_changed("llama_nf4", "factor is", change)
 }
 
 const WEIGHT: &str = "model.layers.0.mlp.up_proj.weight";

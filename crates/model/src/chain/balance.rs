@@ -71,7 +71,8 @@ impl Tallies {
         pairs.map(ExpertLoad::of_pairs).collect()
     }
 
-    /// The loss of balance that this batch adds to a step's, without the coefficient: 1 for each expert that a token goes to if all are alike.
+    /// The loss of balance that this batch adds to a step's, without the coefficient: 1 for each expert that a token goes to, if all
+    /// experts are alike.
     pub fn loss(&self, queue: &Queue) -> f64 {
         let experts = self.tallies.cols;
         let mut sums = vec![[0.0f64; 2]; experts];

@@ -1,7 +1,7 @@
 //! Values that layers hand to later ones of a batch beside the stream: keys and values, and numbers for each token and layer.
 //!
 //! Forward puts a value once, and later layers take it. Their backward leaves gradients, which the backward of the layer that put it
-//! collects. Recomputation puts nothing: what it would put is still there.
+//! collects. A layer that is computed again may put its value again, and leaves the gradients.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -55,7 +55,7 @@ impl HandOn {
     pub fn forward(&self, context: &Context, values: &Slots) {
         let value = values.get(self.x).clone();
         let mut handed = context.batch.handed.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // When it is computed again, later layers have left their gradients.
+        // Those that later layers have left, if this one is computed again.
         let gradient = handed.remove(&self.what).and_then(|before| before.gradient);
         handed.insert(self.what, HandedValue { value, gradient });
     }

@@ -1,6 +1,6 @@
 //! config.json, read into one form for every architecture. Every number is bounded here, before anything is sized by it.
 
-mod custom;
+mod described;
 mod families;
 pub(crate) mod family;
 mod full_layers;
@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::adapter::Adapters;
 use crate::chain::dropout::Dropouts;
 use crate::chain::rotary::Rotary;
-use crate::config::custom::described;
+use crate::config::described::described;
 use crate::config::families::FAMILIES;
 use crate::config::family::{AttentionFactor, EmbeddingFactor, Family, Fixed, LogitFactor, Positions, TextClassifier};
 use crate::config::full_layers::LayerHeads;

@@ -6,6 +6,8 @@ mod device;
 #[path = "../../../../golden/numbers.rs"]
 mod numbers;
 
+pub mod changed;
+
 use std::path::{Path, PathBuf};
 
 pub use device::{device, device_of_rank, on_cuda};
