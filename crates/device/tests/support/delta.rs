@@ -116,6 +116,23 @@ impl Shape {
         gradients
     }
 
+    /// What the sums over tokens, dlog_rate and dbias, err by at most if dfade errs by its norm: rounding errors of a
+    /// gate's gradient are shares of the largest gradient's, while terms of opposite signs leave less than that.
+    pub fn sizes_of_sums(&self, operands: &Operands<f64>, dfade: &[f64]) -> [Vec<f64>; 2] {
+        let sizes = (0..self.value_heads()).map(|head| {
+            let of_head = |norm: [f64; 3], gate: usize| {
+                let biased = operands.fade[gate] + operands.bias[head];
+                let factors = [dfade[gate], softplus(biased) / sigmoid(biased), 1.0];
+                [0, 1, 2].map(|i| norm[i].hypot(factors[i]))
+            };
+            let gates = (0..self.tokens()).map(|t| t * self.value_heads() + head);
+            let [dfade, of_rate, of_bias] = gates.fold([0.0; 3], of_head);
+            (dfade * of_rate, dfade * of_bias)
+        });
+        let (log_rate, bias) = sizes.unzip();
+        [log_rate, bias]
+    }
+
     fn backward_of_head(
         &self,
         operands: &Operands<f64>,

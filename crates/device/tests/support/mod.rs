@@ -100,9 +100,14 @@ pub fn strided(queue: &Queue, rows: usize, cols: usize, padding: usize, dtype: D
 
 /// ‖actual - expected‖ / ‖expected‖.
 pub fn relative_error(actual: &[f32], expected: &[f64]) -> f64 {
-    assert_eq!(actual.len(), expected.len());
+    error_beside(actual, expected, expected)
+}
+
+/// The error by norm as a share of the norm of `sizes`.
+pub fn error_beside(actual: &[f32], expected: &[f64], sizes: &[f64]) -> f64 {
+    assert_eq!([actual.len(), sizes.len()], [expected.len(); 2]);
     let difference: f64 = actual.iter().zip(expected).map(|(&a, &e)| (a as f64 - e).powi(2)).sum();
-    let size: f64 = expected.iter().map(|e| e.powi(2)).sum();
+    let size: f64 = sizes.iter().map(|size| size.powi(2)).sum();
     if difference == 0.0 { 0.0 } else { (difference / size.max(1e-30)).sqrt() }
 }
 
