@@ -226,7 +226,14 @@ impl Labels {
             // Tables without types have numbers as texts.
             Value::String(name) => named(name).or_else(|| name.trim().parse().ok()),
             Value::Bool(label) => Some(usize::from(*label)),
-            Value::Number(number) => number.as_u64().and_then(|number| usize::try_from(number).ok()),
+            Value::Number(number) => {
+                let label = number.as_u64().and_then(|number| usize::try_from(number).ok());
+                if named(&number.to_string()).is_some_and(|of_name| Some(of_name) != label) {
+                    let expected = format!("a text: {number} is the name of another label than the one of that number");
+                    return Err(Error::UnknownLabel { found: number.to_string(), expected });
+                }
+                label
+            }
             _ => None,
         };
         let found = found.filter(|&label| label < self.count).and_then(|label| u32::try_from(label).ok());

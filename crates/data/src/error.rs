@@ -194,7 +194,7 @@ fn hint_at_columns<'a>(columns: impl IntoIterator<Item = &'a str>) -> String {
     let has = |column: &str| columns.contains(&column);
     let format = if has("instruction") && has("output") {
         "these are instructions: set data.format = \"alpaca\""
-    } else if has("label") {
+    } else if has("label") && has("text") {
         "these are labelled texts: set data.format = \"labelled\""
     } else if has("messages") {
         "these are conversations: set data.format = \"messages\""
@@ -203,8 +203,8 @@ fn hint_at_columns<'a>(columns: impl IntoIterator<Item = &'a str>) -> String {
     } else {
         "set data.format to what the records hold"
     };
-    let columns =
-        "data.text_column, data.messages_column, data.instruction_column, data.input_column, data.output_column";
+    let columns = "data.text_column, data.second_text_column, data.label_column, data.messages_column, \
+                   data.instruction_column, data.input_column, data.output_column";
     format!("{format}, or name the columns: {columns}")
 }
 

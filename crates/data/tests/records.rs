@@ -427,6 +427,12 @@ fn labels_are_numbers_or_names_and_all_others_are_refused_with_those_there_are()
         assert!(error.to_string().contains(expected), "{found}: {error}");
         assert!(error.hint().unwrap().contains("data.labels"));
     }
+    // The number of one label, and the name of another.
+    let stars = labelled(false, 16, &["1", "2", "3"], 2);
+    let label = |label: Value| stars.encode(&record(json!({"text": "a", "label": label})));
+    assert_eq!(label(json!("1")).unwrap().unwrap().labels[0], 0);
+    let error = label(json!(1)).unwrap_err().to_string();
+    assert!(error.contains("1 is the name of another label"), "{error}");
     let error = encoder.encode(&record(json!({"text": "a", "labels": 1}))).unwrap_err();
     assert!(matches!(error, Error::MissingColumn { .. }), "{error}");
     let error = labelled(true, 16, &[], 1).encode(&record(json!({"text": "a", "other": "b", "label": 0}))).unwrap_err();

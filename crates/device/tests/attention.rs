@@ -108,9 +108,9 @@ fn attention_and_rotation_of_no_heads_do_nothing() {
 }
 
 #[test]
-fn every_head_dimension_up_to_256_works() {
+fn every_head_dimension_up_to_512_works() {
     for dtype in DTYPES {
-        for dim in [1, 10, 16, 31, 32, 48, 64, 80, 96, 100, 128, 160, 256] {
+        for dim in [1, 10, 16, 31, 32, 48, 64, 80, 96, 100, 128, 160, 256, 320, 512] {
             for lie in [Lie::Packed, Lie::Interleaved] {
                 let mask = Mask { causal: true, window: None };
                 Case {
@@ -225,7 +225,7 @@ fn changed_scores_of_every_head_dimension_agree() {
     let causal = Mask { causal: true, window: None };
     let windowed = Mask { causal: false, window: Some(21) };
     for dtype in DTYPES {
-        for dim in [1, 10, 31, 64, 80, 100, 128, 160, 256] {
+        for dim in [1, 10, 31, 64, 80, 100, 128, 160, 256, 320, 512] {
             for (mask, lie) in [(causal, Lie::Between), (windowed, Lie::Packed)] {
                 let offsets = vec![0, 150, 193];
                 let changes = EVERYTHING;

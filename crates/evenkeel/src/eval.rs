@@ -61,6 +61,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     (parallel.pp, parallel.dp, parallel.zero) = (1, 1, 0);
     let text = Text::open(&config)?;
     let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
+    refuse_new_modules(&input)?;
     let data = Data::open(&config, &input.model, text)?;
     let settings = &config.settings;
     let strategy = strategy(settings, &input.model, &input.json)?.arranged(Arrangement::default());
@@ -132,6 +133,17 @@ fn subject(arguments: &Arguments) -> Result<(Overrides, Option<PathBuf>), Failur
     // Problems of the folder are reported before those of the data.
     ModelFolder::open(path, None)?;
     Ok((overrides.with_file(None), Some(path.clone())))
+}
+
+/// Refuses a folder without a part of the model: its random numbers would be evaluated.
+fn refuse_new_modules(input: &ModelInput) -> Result<(), Mistake> {
+    match input.new_modules().first() {
+        None => Ok(()),
+        Some(module) => Err(Mistake {
+            what: format!("the model's folder has no `{module}`, so there is nothing to evaluate"),
+            hint: Some("train it first: `evenkeel train` begins with random numbers there".to_owned()),
+        }),
+    }
 }
 
 fn of_data(error: evenkeel_train::Error, data: &Data) -> Failure {

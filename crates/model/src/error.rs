@@ -74,6 +74,12 @@ pub enum Error {
     SplitsWhole { parts: usize },
     #[error("{shards} shards with attention that each has whole, in a model whose layers hand values to later ones")]
     WholeHanded { shards: usize },
+    #[error("the classifier in {} has {found} labels, and {expected} are asked for", .file.display())]
+    OtherLabels { file: PathBuf, found: usize, expected: usize },
+    #[error("an adapter of `{pooler}`, the layer before the classifier's head, is not supported")]
+    PoolerAdapter { pooler: &'static str },
+    #[error("the adapter adapts nothing")]
+    NoTargets,
     #[error("attention has heads of {head_dim} elements, on a GPU {most} are possible")]
     WideHeads { head_dim: usize, most: usize },
 }
@@ -139,6 +145,13 @@ impl Error {
             }
             Error::SplitsWhole { .. } => Some("set parallel.sequence_parallel = false, or cut everything".into()),
             Error::WholeHanded { .. } => Some("use a smaller tp, and a plan that cuts attention".into()),
+            Error::OtherLabels { .. } => Some("name as many labels in data.labels as it has, or none".into()),
+            Error::PoolerAdapter { .. } => {
+                Some("leave it out of the adapter's targets; among modules_to_save it is trained whole".into())
+            }
+            Error::NoTargets => {
+                Some("name linear layers in adapter.targets, or matrices of experts in adapter.target_parameters".into())
+            }
             Error::WideHeads { .. } => Some("run it on CPUs".into()),
             Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }

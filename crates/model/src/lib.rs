@@ -33,7 +33,7 @@ pub use adapter::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterConfig, AdapterFolder, AdapterInit, AdapterScaling, AdapterValues,
     Adapters, ExpertFactor, Merger, PEFT_PREFIX, Targets,
 };
-pub use chain::balance::{ExpertLoad, Tallies};
+pub use chain::balance::{ExpertLoad, ReadTallies, Tallies};
 pub use chain::batch::{Batch, Images};
 pub use chain::body::{Body, BodyBackward, BodyState, Context};
 pub use chain::dropout::{Dropouts, Noise};

@@ -123,7 +123,8 @@ fn without(config: &Value, key: &str) -> Value {
 }
 
 fn of_type(model_type: &str) -> Value {
-    small().into_iter().find(|config| config["model_type"] == model_type).unwrap()
+    let small = small().into_iter().find(|config| config["model_type"] == model_type);
+    small.unwrap_or_else(|| golden_config(model_type))
 }
 
 /// The keys that transformers 4 writes for every configuration when it writes all of it, not only differences from the defaults.
@@ -261,6 +262,18 @@ fn ordinary_folders_are_understood() {
         ("roberta", "", json!({"architectures": ["RobertaForMaskedLM"], "bos_token_id": 0, "eos_token_id": 2})),
         ("roberta", "", json!({"architectures": ["RobertaModel"], "layer_norm_eps": 1e-5})),
         ("gemma3_text", "", json!({"architectures": ["Gemma3TextModel"]})),
+        ("llama", "", json!({"is_causal": true, "scale_attn_weights": true})),
+        ("opt", "", json!({"learned_embeddings": true, "scale_embeddings": false, "layerdrop": 0.0})),
+        ("phi3", "", json!({"auto_map": {"AutoConfig": "x.Y"}, "full_attn_mod": 1, "interpolate_factor": 1})),
+        ("gemma2", "", json!({"sliding_window_size": 4096, "hidden_act": "gelu_pytorch_tanh"})),
+        (
+            "qwen3_moe",
+            "",
+            json!({
+                "use_qk_norm": true, "shared_expert_intermediate_size": 0, "qkv_bias": false, "max_window_layers": 28,
+                "sliding_window": 4096, "use_sliding_window": false,
+            }),
+        ),
     ] {
         check(&with(&without(&of_type(model_type), dropped), changes));
     }
@@ -295,6 +308,15 @@ fn keys_that_change_the_model_and_are_not_understood_are_refused_by_name() {
         ("gpt2", json!({"rope_theta": 10000.0}), "`rope_theta`"),
         ("gpt2", json!({"scale_attn_weights": false}), "scale_attn_weights"),
         ("gpt_neox", json!({"head_dim": 16}), "`head_dim`"),
+        ("phi3", json!({"full_attn_mod": 2}), "`full_attn_mod: 2`"),
+        ("qwen3_moe", json!({"use_sliding_window": true}), "`use_sliding_window: true`"),
+        ("qwen3_moe", json!({"layer_types": ["full_attention", "sliding_attention"]}), "`layer_types`"),
+        ("qwen3_moe", json!({"shared_expert_intermediate_size": 16}), "`shared_expert_intermediate_size: 16`"),
+        ("qwen3_moe", json!({"use_qk_norm": false}), "`use_qk_norm: false`"),
+        ("mistral", json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor` is 0.5, expected 1"),
+        ("llama", json!({"initializer_range": -1.0}), "`initializer_range`"),
+        ("llama", json!({"rms_norm_eps": 1e300}), "`rms_norm_eps`"),
+        ("gemma2", json!({"final_logit_softcapping": 1e-320}), "`final_logit_softcapping`"),
         ("vit", json!({"problem_type": "regression"}), "`problem_type`"),
         ("vit", json!({"drop_path_rate": 0.1}), "`drop_path_rate`"),
         ("bert", json!({"problem_type": "regression"}), "`problem_type` is \"regression\""),
@@ -429,4 +451,35 @@ fn what_is_not_computed_of_gemma4_is_refused_by_name() {
         let error = Config::from_json(&with(&golden_config(case), changes.clone())).unwrap_err().to_string();
         assert!(error.contains(named), "{changes}: {error}");
     }
+}
+
+#[test]
+fn keys_that_are_missing_have_the_values_that_transformers_gives_them() {
+    let read = |case: &str, key: &str| Config::from_json(&without(&golden_config(case), key)).unwrap();
+    let window = |config: &Config| config.layers.iter().find_map(|layer| layer.window);
+    for (case, expected) in
+        [("gemma2", 4096), ("gemma3", 4096), ("gemma4", 512), ("cohere2", 4096), ("olmo3", 4096), ("gpt_oss", 128)]
+    {
+        assert_eq!(window(&read(case, "sliding_window")), Some(expected), "{case}");
+    }
+    assert_eq!(window(&read("phi3", "sliding_window")), None);
+    let gemma2 = read("gemma2", "final_logit_softcapping");
+    assert_eq!(gemma2.logit_cap, Some(30.0));
+    assert_eq!(read("gemma2", "attn_logit_softcapping").score_cap, Some(50.0));
+    let none = Config::from_json(&with(&golden_config("gemma2"), json!({"attn_logit_softcapping": null}))).unwrap();
+    assert_eq!(none.score_cap, None);
+    assert_eq!(read("gemma2", "query_pre_attn_scalar").attention_scale, 1.0 / 16.0);
+    assert_eq!(read("mixtral", "rope_parameters").rotaries[0].base, 1e6);
+    let error = Config::from_json(&without(&golden_config("ministral3"), "rope_parameters")).unwrap_err();
+    assert!(error.to_string().contains("`rope_parameters` is missing"), "{error}");
+    let windowless = with(&golden_config("gemma4"), json!({"sliding_window": null}));
+    assert!(Config::from_json(&windowless).unwrap_err().to_string().contains("`sliding_window` is missing"));
+}
+
+#[test]
+fn zeros_that_ask_for_nothing_are_understood() {
+    let mut config = golden_config("ministral3");
+    config["rope_parameters"]["llama_4_scaling_beta"] = json!(0);
+    config["rope_parameters"]["mscale_all_dim"] = json!(0.0);
+    assert!(Config::from_json(&config).unwrap().rotaries[0].growth.is_none());
 }

@@ -124,12 +124,13 @@ fn a_described_decoder_is_the_known_one() {
 fn a_wrong_description_is_an_error_that_says_what_is_wrong() {
     let config = json!({
         "model_type": "own", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-        "vocab_size": 64,
+        "vocab_size": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "hidden_act": "silu",
     });
     for (description, expected) in [
         (json!({}), "missing field `like`"),
         (json!(3), "invalid type"),
         (json!({"like": "mixtral"}), "`like` is \"mixtral\", expected one of llama"),
+        (json!({"like": "bert"}), "`like` is \"bert\", expected one of llama"),
         (json!({"like": "llama", "layers": 3}), "unknown field `layers`"),
         (json!({"like": "llama", "options": {"norm": "batch"}}), "unknown variant `batch`"),
         (json!({"like": "llama", "options": {"activation": "sine"}}), "`options.activation` is \"sine\""),
@@ -139,6 +140,20 @@ fn a_wrong_description_is_an_error_that_says_what_is_wrong() {
         (json!({"like": "llama", "options": {"positions": "learned"}}), "`names.positions` is missing"),
         (json!({"like": "opt", "options": {"rotary_base": 1e5}}), "options of rotations are set"),
         (json!({"like": "llama", "options": {"qk_norm_of": "all"}}), "`options.qk_norm_of` is set"),
+        (json!({"like": "llama", "names": {"qkv": ["a", "b"]}}), "one name for `names.qkv`, or three"),
+        (
+            json!({"like": "llama", "names": {"mlp_norm": "input_layernorm"}}),
+            "two parts are called \"input_layernorm\"",
+        ),
+        (json!({"like": "llama", "options": {"rotary_base": -5.0}}), "`options.rotary_base` is -5"),
+        (json!({"like": "llama", "options": {"rotary_fraction": 1.5}}), "`options.rotary_fraction` is 1.5"),
+        (json!({"like": "llama", "options": {"epsilon": 0.5}}), "`options.epsilon` is not what config.json says"),
+        (json!({"like": "llama", "options": {"tied": true}}), "`options.tied` is not what config.json says"),
+        (json!({"like": "llama", "options": {"activation": "relu"}}), "`options.activation` is not what config.json"),
+        (
+            json!({"like": "opt", "options": {"skipped_positions": 9_223_372_036_854_775_807_u64}}),
+            "`options.skipped_positions` is 9223372036854775807",
+        ),
     ] {
         let error = Model::from_json(&described(&config, &description)).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{description}: {error:?}");
@@ -146,6 +161,17 @@ fn a_wrong_description_is_an_error_that_says_what_is_wrong() {
     // What config.json says besides must still be understood.
     let error = Model::from_json(&described(&json!({"depth": 3}), &json!({"like": "llama"}))).unwrap_err().to_string();
     assert!(error.contains("`depth` is 3"), "{error}");
+}
+
+#[test]
+fn keys_that_a_description_calls_unused_are_not_read() {
+    let config = json!({
+        "model_type": "own", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+        "vocab_size": 64, "rms_norm_eps": 0.5,
+    });
+    let epsilon = |description: Value| Model::from_json(&described(&config, &description)).unwrap().config.epsilon;
+    assert_eq!(epsilon(json!({"like": "llama"})), 0.5);
+    assert_eq!(epsilon(json!({"like": "llama", "unused_keys": ["rms_norm_eps"]})), 1e-6);
 }
 
 #[test]

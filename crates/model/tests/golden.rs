@@ -153,7 +153,7 @@ fn the_loss_of_balance_among_experts_agrees_with_transformers() {
         let batch = golden_batch(case, &model, DType::F32, queue).with_tallies(queue, &model.config, 1.0);
         let outcome = outcome(&model, &parameters, &batch, queue, keep);
         let expected = SafeTensorsFile::open(golden(case).join("balance.safetensors")).unwrap();
-        let balance = batch.tallies.as_ref().expect("the config asks for it").loss(queue);
+        let balance = batch.tallies.as_ref().expect("the config asks for it").read(queue).loss();
         for (name, loss) in [("loss", outcome.loss), ("balance_loss", balance)] {
             let theirs = floats(&expected, name)[0] as f64;
             assert!((loss - theirs).abs() <= LOSS_TOLERANCE, "{case}: {name} {loss}, expected {theirs}");

@@ -12,7 +12,7 @@ use evenkeel_step::schedule::{
 use evenkeel_step::{Executor, Program, Strategy, join, verify};
 use support::{device_of, golden, parts, sizes};
 
-const CASES: [&str; 5] = ["gemma3", "gpt2", "gpt_neox", "llama3", "vit"];
+const CASES: [&str; 7] = ["bert", "gemma3", "gemma4_shared", "gpt2", "gpt_neox", "llama3", "vit"];
 const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.01 };
 
 /// The data that passes work on.
@@ -68,7 +68,8 @@ impl Setting {
     /// Losses by micro-batch and gradients by parameter.
     fn read(&self, losses: &[evenkeel_device::Tensor]) -> [Vec<Vec<f32>>; 2] {
         let queue = self.device.compute();
-        let gradients = self.parameters.ids().map(|id| queue.read(&self.gradients.sum(queue, id)));
+        let trained = self.parameters.ids().filter(|id| self.model.specs[id.0].is_trained);
+        let gradients = trained.map(|id| queue.read(&self.gradients.sum(queue, id)));
         [losses.iter().map(|losses| queue.read(losses)).collect(), gradients.collect()]
     }
 }

@@ -18,8 +18,8 @@ use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{Counts, Device, Queue, Tensor};
 use evenkeel_model::pass::{self, Findings};
 use evenkeel_model::{
-    Batch, ExpertLoad, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch,
-    Tallies,
+    Batch, ExpertLoad, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, ReadTallies, RotaryTables,
+    Stretch,
 };
 use evenkeel_plan::Counted;
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
@@ -305,8 +305,7 @@ impl Trainer {
         let queue = self.device.compute();
         let loss_sum: f64 = found.iter().map(|found| queue.read_sum(&found.losses)).sum();
         let loss = self.sum_over_ranks(loss_sum) / targets.max(1) as f64;
-        let balance_loss = self.balance_loss(batches);
-        let expert_load = self.expert_load(batches);
+        let (balance_loss, expert_load) = self.routing(batches);
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
             self.updates += 1;
@@ -320,25 +319,23 @@ impl Trainer {
         StepOutcome { loss, balance_loss, expert_load, grad_norm, tokens, parts, updated }
     }
 
-    /// The loss of balance among experts over all replicas, if there is one.
-    fn balance_loss(&self, batches: &[Vec<Batch>]) -> Option<f64> {
-        if !self.model.config.has_balance_loss() {
-            return None;
+    /// The loss of balance among experts, if there is one, and their load, over all replicas and layers.
+    fn routing(&self, batches: &[Vec<Batch>]) -> (Option<f64>, Option<ExpertLoad>) {
+        if self.model.config.experts.is_none() {
+            return (None, None);
         }
-        let of_batch = |batch: &Batch| Some(batch.tallies.as_ref()?.loss(self.device.compute()));
-        Some(self.sum_over_ranks(batches.iter().flatten().filter_map(of_batch).sum()))
-    }
-
-    fn expert_load(&self, batches: &[Vec<Batch>]) -> Option<ExpertLoad> {
-        self.model.config.experts?;
-        let of_batch = |tallies: &Tallies| tallies.loads(self.device.compute(), self.model.expert_layers());
-        let tallies = batches.iter().flatten().filter_map(|batch| batch.tallies.as_ref());
-        let [mut largest, mut idle, mut count] = [0.0; 3];
-        for load in tallies.flat_map(of_batch) {
-            (largest, idle, count) = (largest + load.largest, idle + load.idle, count + 1.0);
+        let [mut loss, mut largest, mut idle, mut count] = [0.0; 4];
+        for micro_batch in batches {
+            let tallies = micro_batch.iter().filter_map(|part| part.tallies.as_ref());
+            let parts: Vec<ReadTallies> = tallies.map(|tallies| tallies.read(self.device.compute())).collect();
+            loss += parts.iter().map(ReadTallies::loss).sum::<f64>();
+            for load in self.model.expert_layers().filter_map(|layer| ExpertLoad::of_layer(layer, &parts)) {
+                (largest, idle, count) = (largest + load.largest, idle + load.idle, count + 1.0);
+            }
         }
+        let loss = self.model.config.has_balance_loss().then(|| self.sum_over_ranks(loss));
         let [largest, idle, count] = [largest, idle, count].map(|sum| self.sum_over_ranks(sum));
-        (count > 0.0).then(|| ExpertLoad { largest: largest / count, idle: idle / count })
+        (loss, (count > 0.0).then(|| ExpertLoad { largest: largest / count, idle: idle / count }))
     }
 
     /// Seconds per byte sent to the next rank while all ranks send.

@@ -1,4 +1,5 @@
-//! Dropless mixtures of experts. A grouped product is a product for each expert, run one after another by the whole team.
+//! Dropless mixtures of experts. A grouped product is a product for each expert: those with few rows by a thread each, the others one
+//! after another by the whole team.
 
 use std::ops::Range;
 
@@ -217,13 +218,20 @@ impl Run for GroupedProduct {
         let offsets = unsafe { indices(&self.offsets).as_slice() };
         let ascend = offsets.is_sorted() && offsets.last().is_none_or(|&last| last as usize <= self.a.rows);
         assert!(ascend, "experts' rows end at {offsets:?}, of {} rows", self.a.rows);
-        for (expert, ends) in offsets.windows(2).enumerate() {
-            let rows = ends[0] as usize..ends[1] as usize;
-            let product = self.of_expert(expert, rows.clone());
-            if !rows.is_empty() {
-                product.run(team);
-            } else if self.order == Order::TN && !self.accumulate {
-                Fill { out: product.out, value: 0.0 }.run(team);
+        let rows_of = |expert: usize| offsets[expert] as usize..offsets[expert + 1] as usize;
+        let most_alone = most_rows_alone(offsets.last().map_or(0, |&last| last as usize));
+        let (empty, filled): (Vec<usize>, Vec<usize>) =
+            (0..offsets.len().saturating_sub(1)).partition(|&expert| rows_of(expert).is_empty());
+        let (mut alone, together): (Vec<usize>, Vec<usize>) =
+            filled.into_iter().partition(|&expert| rows_of(expert).len() <= most_alone);
+        // The longest first, so that none ends alone.
+        alone.sort_by_key(|&expert| std::cmp::Reverse(rows_of(expert).len()));
+        team.forget_operands();
+        team.tasks_alone(alone.len(), |i, team| self.of_expert(alone[i], rows_of(alone[i])).run(team));
+        together.into_iter().for_each(|expert| self.of_expert(expert, rows_of(expert)).run(team));
+        if self.order == Order::TN && !self.accumulate {
+            for expert in empty {
+                Fill { out: self.of_expert(expert, rows_of(expert)).out, value: 0.0 }.run(team);
             }
         }
     }
@@ -232,8 +240,18 @@ impl Run for GroupedProduct {
         if self.a.rows == 0 || self.experts() == 0 {
             return WorkingMemory::default();
         }
-        most_working_memory(&|rows| self.of_expert(0, 0..rows), self.a.rows)
+        let of_rows = |rows: usize| most_working_memory(&|rows| self.of_expert(0, 0..rows), rows);
+        let together = of_rows(self.a.rows);
+        match most_rows_alone(self.a.rows) {
+            0 => together,
+            alone => together.max(of_rows(alone).alone()),
+        }
     }
+}
+
+/// The most rows of an expert whose product is one thread's, by shape alone: so few of all that threads finish together.
+fn most_rows_alone(all: usize) -> usize {
+    all / 16
 }
 
 impl GroupedProduct {

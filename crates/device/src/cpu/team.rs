@@ -28,6 +28,7 @@ pub(crate) struct Team {
     operands: [PackedOperand; 2],
 }
 
+#[derive(Default)]
 struct Shared {
     /// Counts the jobs so far; a helper that sees it change takes part in the job.
     epoch: AtomicUsize,
@@ -51,17 +52,7 @@ unsafe impl Send for Job {}
 impl Team {
     /// A team of `threads`, the caller included. Helper threads are named after `name`; helper i runs `setup(i)` first.
     pub fn start(name: &str, threads: usize, setup: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Team> {
-        let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
-            job: Mutex::new(None),
-            wake: Condvar::new(),
-            next_task: AtomicUsize::new(0),
-            helpers_busy: AtomicUsize::new(0),
-            failure: Mutex::new(None),
-            stop: AtomicBool::new(false),
-        });
-        let (scratch, common) = (Scratch::default(), Scratch::default());
-        let mut team = Team { shared, helpers: Vec::new(), scratch, common, operands: Default::default() };
+        let mut team = Team::alone();
         for index in 1..threads {
             let shared = team.shared.clone();
             let setup = setup.clone();
@@ -73,6 +64,12 @@ impl Team {
             team.helpers.push(helper?);
         }
         Ok(team)
+    }
+
+    /// A team of the caller.
+    fn alone() -> Team {
+        let (scratch, common) = (Scratch::default(), Scratch::default());
+        Team { shared: Arc::default(), helpers: Vec::new(), scratch, common, operands: Default::default() }
     }
 
     /// Runs `work(0..tasks)`, each once, on whichever thread is free, and returns when all are done.
@@ -93,6 +90,16 @@ impl Team {
         if let Some(panic) = own.err().or(helpers_failure) {
             resume_unwind(panic);
         }
+    }
+
+    /// The same, each with a team of its thread alone.
+    pub fn tasks_alone(&mut self, tasks: usize, work: impl Fn(usize, &mut Team) + Sync) {
+        self.tasks(tasks, |task, scratch| {
+            let team = scratch.alone.get_or_insert_with(|| Box::new(Team::alone()));
+            work(task, team);
+            // What it packed may change before its next task.
+            team.forget_operands();
+        });
     }
 
     /// Runs `work` on `0..len` cut in blocks of `block`.
@@ -130,6 +137,7 @@ impl Team {
             thread_bytes: self.scratch.bytes() as u64,
             common_bytes: self.common.bytes() as u64,
             operand_bytes: [0, 1].map(|side: usize| self.operands[side].memory.bytes() as u64),
+            alone_bytes: self.scratch.alone.as_ref().map_or([0; 4], |team| team.working_memory().parts()),
         }
     }
 }
@@ -251,6 +259,8 @@ impl PackedOperand {
 #[derive(Default)]
 pub(crate) struct Scratch {
     memory: Option<MmapMut>,
+    /// The thread's own team, once it has worked alone.
+    alone: Option<Box<Team>>,
 }
 
 impl Scratch {

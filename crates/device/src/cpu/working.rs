@@ -12,6 +12,8 @@ pub struct WorkingMemory {
     pub common_bytes: u64,
     /// The packed left and right operand of a product.
     pub operand_bytes: [u64; 2],
+    /// The three above of each thread's own team, where threads compute whole products alone.
+    pub alone_bytes: [u64; 4],
 }
 
 impl WorkingMemory {
@@ -27,20 +29,36 @@ impl WorkingMemory {
         WorkingMemory { operand_bytes: floats.map(in_pages), ..self }
     }
 
+    /// The same for each thread's own team.
+    pub(crate) fn alone(self) -> WorkingMemory {
+        WorkingMemory { alone_bytes: self.parts(), ..WorkingMemory::default() }
+    }
+
+    /// What a team of one thread has.
+    pub(crate) fn parts(&self) -> [u64; 4] {
+        let [left, right] = self.operand_bytes;
+        [self.thread_bytes, self.common_bytes, left, right]
+    }
+
     /// The larger of each part.
     pub fn max(self, other: WorkingMemory) -> WorkingMemory {
-        let [left, right] = [0, 1].map(|side: usize| self.operand_bytes[side].max(other.operand_bytes[side]));
         WorkingMemory {
             thread_bytes: self.thread_bytes.max(other.thread_bytes),
             common_bytes: self.common_bytes.max(other.common_bytes),
-            operand_bytes: [left, right],
+            operand_bytes: larger(self.operand_bytes, other.operand_bytes),
+            alone_bytes: larger(self.alone_bytes, other.alone_bytes),
         }
     }
 
     /// The total for a team of `threads`.
     pub fn bytes(&self, threads: usize) -> u64 {
-        self.thread_bytes * threads as u64 + self.common_bytes + self.operand_bytes.iter().sum::<u64>()
+        let of_thread = self.thread_bytes + self.alone_bytes.iter().sum::<u64>();
+        of_thread * threads as u64 + self.common_bytes + self.operand_bytes.iter().sum::<u64>()
     }
+}
+
+fn larger<const N: usize>(some: [u64; N], others: [u64; N]) -> [u64; N] {
+    std::array::from_fn(|i| some[i].max(others[i]))
 }
 
 /// No request is for less than a page.

@@ -1,5 +1,6 @@
 //! The model that a run trains: from a folder, from a config.json, or new.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
 use super::model_folder::{ModelFolder, without_keys};
 use crate::config::{
     AdapterBase, DORA_DROPOUT_HINT, DataSource, Dtype, ModelSource, PACKED_HINT, PACKED_MOVES, PRUNED_ADAPTERS,
-    PRUNED_HINT, RunConfig, Settings, Sizes,
+    PRUNED_HINT, RecordFormat, RunConfig, Settings, Sizes,
 };
 use crate::{Failure, Mistake, warn};
 
@@ -68,15 +69,10 @@ impl ModelInput {
         input.check_adapter(&config.settings)?;
         input.check_packed(&config.settings)?;
         input.check_stages(&config.settings)?;
-        if let Some(folder) = &input.folder {
-            let new = input.model.new_modules(&folder.base);
-            let names: Vec<String> = new.iter().map(|module| format!("`{module}`")).collect();
-            if !names.is_empty() {
-                warn(&format!(
-                    "the model's folder has no {}: training begins with random numbers there",
-                    names.join(" and ")
-                ));
-            }
+        let names: Vec<String> = input.new_modules().iter().map(|module| format!("`{module}`")).collect();
+        if !names.is_empty() {
+            let names = names.join(" and ");
+            warn(&format!("the model's folder has no {names}: training begins with random numbers there"));
         }
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
@@ -203,6 +199,7 @@ impl ModelInput {
         let ((model, json), folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = ModelFolder::open(path, adapter.path.as_deref())?;
+                refuse_other_order(folder.base.config(), labels)?;
                 let json = with_labels(without_keys(folder.base.config(), ignored, "model.ignore_keys"), labels);
                 (folder.model_as(json, adapter.packs())?, Some(folder))
             }
@@ -214,12 +211,14 @@ impl ModelInput {
         };
         let is_adapted = model.config.adapters.is_some();
         let model = match adapter.new_adapter().filter(|_| !is_adapted) {
-            Some(new) => {
-                let begun = folder.as_ref().map_or_else(Vec::new, |folder| model.new_modules(&folder.base));
-                model.newly_adapted(with_classifier(new, &model, &begun))?
-            }
+            Some(new) => newly_adapted(&model, new, folder.as_ref())?,
             None => model,
         };
+        let labels = labels.len();
+        if matches!(model.config.input, Input::Texts { .. }) && labels > 0 && model.config.classes != labels {
+            let what = format!("`data.labels` has {labels} labels, the adapter's classifier {}", model.config.classes);
+            return Err(Mistake { what, hint: Some("name as many, or none".to_owned()) }.into());
+        }
         let kind = config.settings.device.kind;
         model.check_device(kind)?;
         let model = model.for_device(kind);
@@ -229,6 +228,12 @@ impl ModelInput {
         }
         let classes = classes(&config.settings)?;
         Ok(ModelInput { model, json, folder, classes, is_trained_here: true })
+    }
+
+    /// The modules that begin with random numbers, since neither the folder nor its adapter has them.
+    pub fn new_modules(&self) -> Vec<&'static str> {
+        let of_base = self.folder.iter().filter(|folder| folder.adapter.is_none());
+        of_base.flat_map(|folder| self.model.new_modules(&folder.base)).collect()
     }
 
     /// A saved model, to be written in another form.
@@ -416,6 +421,20 @@ fn classes(settings: &Settings) -> Result<Vec<String>, evenkeel_store::Error> {
     Source::classes_of(&format, &settings.data.paths)
 }
 
+/// Refuses names of labels that the model has in another order.
+fn refuse_other_order(json: &Value, labels: &[String]) -> Result<(), Mistake> {
+    let Some(table) = json.get("id2label").and_then(Value::as_object) else { return Ok(()) };
+    let of_model = |label: usize| table.get(&label.to_string()).and_then(Value::as_str);
+    let found: Vec<&str> = (0..table.len()).filter_map(of_model).collect();
+    let given: Vec<&str> = labels.iter().map(String::as_str).collect();
+    let [of_given, of_found] = [&given, &found].map(|names| names.iter().copied().collect::<BTreeSet<&str>>());
+    if given == found || of_given != of_found {
+        return Ok(());
+    }
+    let what = format!("`data.labels` has the labels of the model in another order: the model's is {found:?}");
+    Err(Mistake { what, hint: Some("leave data.labels out, or give that order".to_owned()) })
+}
+
 /// config.json with these names of labels, if there are some.
 fn with_labels(mut json: Value, labels: &[String]) -> Value {
     if let (Some(object), false) = (json.as_object_mut(), labels.is_empty()) {
@@ -426,17 +445,23 @@ fn with_labels(mut json: Value, labels: &[String]) -> Value {
     json
 }
 
-/// An adapter of a classifier of texts trains its head whole, as PEFT does, and what else begins with random numbers.
-fn with_classifier(mut adapter: AdapterConfig, model: &Model, begun: &[&str]) -> AdapterConfig {
+/// The model of a folder with new adapters. Those of a classifier of texts train its head whole, as PEFT does, and what else begins
+/// with random numbers.
+pub fn newly_adapted(
+    model: &Model,
+    mut adapter: AdapterConfig,
+    folder: Option<&ModelFolder>,
+) -> Result<Model, evenkeel_model::Error> {
     if matches!(model.config.input, Input::Texts { .. }) {
+        let begun = folder.map_or_else(Vec::new, |folder| model.new_modules(&folder.base));
         let trained = &mut adapter.trained_modules;
-        for module in ["classifier"].iter().chain(begun) {
+        for module in ["classifier"].iter().chain(&begun) {
             if !trained.iter().any(|other| module.starts_with(other.as_str())) {
                 trained.push((*module).to_owned());
             }
         }
     }
-    adapter
+    model.newly_adapted(adapter)
 }
 
 /// `id2label` and `label2id`. Labels without a class in the data keep the names that transformers gives them.
@@ -469,18 +494,21 @@ pub struct SavedTokenizer {
     pub files: Option<(PathBuf, PathBuf)>,
     /// The run's template, if it is not the tokenizer's own.
     pub chat_template: Option<String>,
+    /// Whether texts are read whole, by a classifier.
+    wraps_texts: bool,
 }
 
 impl SavedTokenizer {
     pub fn of(text: &Text, settings: &Settings) -> Result<SavedTokenizer, Failure> {
-        Ok(SavedTokenizer { files: text.files.clone(), chat_template: text.template_to_save(&settings.data)? })
+        let (files, chat_template) = (text.files.clone(), text.template_to_save(&settings.data)?);
+        Ok(SavedTokenizer { files, chat_template, wraps_texts: settings.data.format == RecordFormat::Labelled })
     }
 
     /// The tokenizer of a saved model, if it has one.
     pub fn of_folder(folder: &ModelFolder) -> Option<SavedTokenizer> {
         let beside = folder.folder_with("tokenizer.json");
         let file = beside.join("tokenizer.json");
-        exists(&file).then_some(SavedTokenizer { files: Some((file, beside)), chat_template: None })
+        exists(&file).then_some(SavedTokenizer { files: Some((file, beside)), chat_template: None, wraps_texts: false })
     }
 }
 
@@ -494,7 +522,7 @@ pub fn save_tokenizer(folder: &NewFolder, tokenizer: &SavedTokenizer) -> Result<
             copy_present(folder, Some(beside), &names)?;
         }
         None => {
-            let (tokenizer, config) = evenkeel_data::byte_tokenizer_files();
+            let (tokenizer, config) = evenkeel_data::byte_tokenizer_files(tokenizer.wraps_texts);
             folder.write_json("tokenizer.json", &tokenizer)?;
             folder.write_json("tokenizer_config.json", &config)?;
         }

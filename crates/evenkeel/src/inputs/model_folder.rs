@@ -47,8 +47,14 @@ impl ModelFolder {
     }
 
     /// The same with this config.json.
-    pub fn model_as(&self, json: Value, packs: bool) -> Result<(Model, Value), Failure> {
-        let model = self.base_model(&json, packs)?;
+    pub fn model_as(&self, mut json: Value, packs: bool) -> Result<(Model, Value), Failure> {
+        let mut model = self.base_model(&json, packs)?;
+        let labels = self.adapter.as_ref().and_then(|adapter| model.labels_in(adapter));
+        if let Some(labels) = labels.filter(|&labels| labels != model.config.classes) {
+            // The base may have been saved for other labels, or for none.
+            json = with_number_of_labels(json, labels);
+            model = self.base_model(&json, packs)?;
+        }
         model.check(&self.base)?;
         let Some(adapter) = &self.adapter else { return Ok((model, json)) };
         Ok((model.with_adapter(adapter)?, json))
@@ -110,6 +116,16 @@ pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {
         if !take(&mut json, key) {
             warn(&format!("`{option}` names `{key}`, which config.json does not have"));
         }
+    }
+    json
+}
+
+/// config.json with so many labels, which it has no names for.
+fn with_number_of_labels(mut json: Value, labels: usize) -> Value {
+    if let Some(object) = json.as_object_mut() {
+        object.remove("id2label");
+        object.remove("label2id");
+        object.insert("num_labels".to_owned(), Value::from(labels));
     }
     json
 }

@@ -14,6 +14,7 @@ use evenkeel_train::{Samples, TrainerOptions, costs};
 
 use crate::config::{AdapterBase, OptimizerName, TokenizerSource};
 use crate::inputs::feed::Text;
+use crate::inputs::model::newly_adapted;
 use crate::inputs::model_folder::ModelFolder;
 use crate::memory::samples_bytes;
 use crate::memory::{Beside, Peak};
@@ -78,7 +79,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let packs = arguments.base == Some(AdapterBase::Nf4);
     let (model, json) = folder.model(&arguments.ignore_keys, "--ignore-keys", packs)?;
     let model = match arguments.lora {
-        Some(rank) => model.adapted(AdapterConfig { rank: rank as usize, ..AdapterConfig::default() })?,
+        Some(rank) => {
+            let adapter = AdapterConfig { rank: rank as usize, ..AdapterConfig::default() };
+            newly_adapted(&model, adapter, Some(&folder))?
+        }
         None => model,
     };
     let config = &model.config;

@@ -58,8 +58,12 @@ pub fn start(
     let only_migrates = mode == Mode::Migrate || (mode == Mode::Semi && options.gamma_max == 0.0);
     if only_migrates && !may_migrate(model, &cut, options.zero) {
         let what = "the work on this model cannot be migrated between these ranks".to_owned();
-        let hint =
-            "it needs a key and value head for each rank and a plan that leaves nothing whole; \"reshard\" does not";
+        let hint = match model.config.hands_values_on() {
+            true => "its layers hand values to later ones; \"reshard\" works with that",
+            false => {
+                "it needs a key and value head for each rank and a plan that leaves nothing whole; \"reshard\" does not"
+            }
+        };
         return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
     }
     let mut balance = Balance::new(options, model, &cut, &model.cut(&cut)?, launch.strategy.mesh());

@@ -53,6 +53,11 @@ impl AdapterFolder {
         Ok(AdapterFolder { path: path.to_owned(), base, config, peft_version, weights })
     }
 
+    /// The rows of this module, if it was trained whole.
+    pub fn rows_of(&self, module: &str) -> Option<usize> {
+        self.weights.tensor(&format!("{PEFT_PREFIX}{module}.weight"))?.shape().first().copied()
+    }
+
     /// The number of the last layer that has an adapter.
     fn deepest_layer(&self) -> Option<usize> {
         let adapters = self.weights.names().filter(|name| name.contains(".lora_"));
@@ -126,6 +131,9 @@ impl Model {
         let known: BTreeSet<String> = trained().map(|spec| self.peft_name(spec)).chain(self.tied_name()).collect();
         let unexpected: Vec<&str> = file.names().filter(|name| !known.contains(*name)).collect();
         if let Some(name) = unexpected.first() {
+            if let Some(pooler) = self.pooler().filter(|pooler| name.contains(&format!(".{pooler}.lora_"))) {
+                return Err(Error::PoolerAdapter { pooler });
+            }
             let (name, folder, unexpected) = (name.to_string(), folder.path.clone(), unexpected.len());
             return Err(Error::UnexpectedTensor { name, folder, unexpected });
         }
@@ -136,8 +144,7 @@ impl Model {
             let tensor = file.tensor(&name).expect("it is not missing");
             let expected = spec.shape_in_adapter_file();
             if tensor.shape() != expected {
-                let (file, found) = (file.path().to_owned(), tensor.shape().to_vec());
-                return Err(Error::WrongShape { name, file, found, expected });
+                return Err(self.wrong_shape(name, file.path(), tensor.shape(), expected));
             }
         }
         Ok(())

@@ -214,7 +214,7 @@ impl Adapters {
             return Err(ends.as_target(&target, &self.targets).unwrap_or_else(|| idle(target, &linears)));
         }
         if !specs.iter().any(|spec| spec.is_adapter) {
-            return Err(idle("everything that is not excluded".to_owned(), &linears));
+            return Err(Error::NoTargets);
         }
         let base = || specs.iter().filter(|spec| !spec.is_adapter).map(|spec| self.name_of(&spec.name));
         for module in &self.config.trained_modules {

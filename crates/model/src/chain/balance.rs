@@ -63,24 +63,34 @@ impl Tallies {
         self.tallies.cols as f64 / (tokens * tokens)
     }
 
-    /// By layer, counted among those with experts: the load of its experts.
-    pub fn loads(&self, queue: &Queue, layers: impl IntoIterator<Item = usize>) -> Vec<ExpertLoad> {
-        let experts = self.tallies.cols;
-        let read = queue.read(&self.tallies);
-        let pairs = layers.into_iter().map(|layer| &read[2 * layer * experts..][..experts]);
-        pairs.map(ExpertLoad::of_pairs).collect()
+    pub fn read(&self, queue: &Queue) -> ReadTallies<'_> {
+        ReadTallies { tallies: self, read: queue.read(&self.tallies) }
+    }
+}
+
+/// What the routers noted, in the host's memory.
+pub struct ReadTallies<'a> {
+    tallies: &'a Tallies,
+    read: Vec<f32>,
+}
+
+impl ReadTallies<'_> {
+    /// The pairs that each expert of a layer got. Layers are counted among those with experts.
+    fn pairs(&self, layer: usize) -> &[f32] {
+        let experts = self.tallies.tallies.cols;
+        &self.read[2 * layer * experts..][..experts]
     }
 
     /// The loss of balance that this batch adds to a step's, without the coefficient: 1 for each expert that a token goes to, if all
     /// experts are alike.
-    pub fn loss(&self, queue: &Queue) -> f64 {
-        let experts = self.tallies.cols;
+    pub fn loss(&self) -> f64 {
+        let experts = self.tallies.tallies.cols;
         let mut sums = vec![[0.0f64; 2]; experts];
-        for (row, tally) in queue.read(&self.tallies).chunks_exact(experts).enumerate() {
+        for (row, tally) in self.read.chunks_exact(experts).enumerate() {
             sums.iter_mut().zip(tally).for_each(|(sums, &count)| sums[row % 2] += f64::from(count));
         }
         let products = sums.iter().map(|[pairs, shares]| pairs * shares);
-        f64::from(self.share) * self.scale() * products.sum::<f64>()
+        f64::from(self.tallies.share) * self.tallies.scale() * products.sum::<f64>()
     }
 }
 
@@ -94,10 +104,16 @@ pub struct ExpertLoad {
 }
 
 impl ExpertLoad {
-    fn of_pairs(pairs: &[f32]) -> ExpertLoad {
+    /// The load of a layer, counted among those with experts, in all parts of a micro-batch. `None` if no token counts.
+    pub fn of_layer(layer: usize, parts: &[ReadTallies]) -> Option<ExpertLoad> {
+        let parts = parts.iter().filter(|part| part.tallies.share > 0.0);
+        let pairs = parts.map(|part| part.pairs(layer).to_vec()).reduce(|mut sum, part| {
+            sum.iter_mut().zip(part).for_each(|(sum, pairs)| *sum += pairs);
+            sum
+        })?;
         let mean = pairs.iter().map(|&pairs| f64::from(pairs)).sum::<f64>() / pairs.len() as f64;
         let largest = pairs.iter().copied().fold(0.0, f32::max);
         let idle = pairs.iter().filter(|&&pairs| pairs == 0.0).count();
-        ExpertLoad { largest: f64::from(largest) / mean, idle: idle as f64 / pairs.len() as f64 }
+        Some(ExpertLoad { largest: f64::from(largest) / mean, idle: idle as f64 / pairs.len() as f64 })
     }
 }

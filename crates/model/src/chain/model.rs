@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use evenkeel_device::DeviceKind;
 
-use crate::adapter::{AdapterConfig, Adapters, Ends};
+use crate::adapter::{AdapterConfig, AdapterFolder, Adapters, Ends};
 use crate::chain::adapted::{AdaptedWeight, LinearAdapter, make_room};
 use crate::chain::adapted_experts::ExpertAdapter;
 use crate::chain::body::Body;
@@ -165,6 +165,17 @@ impl Model {
         let Names { embed, head, .. } = self.config.family.names;
         let module = |name: &str| name.trim_end_matches(".weight").to_owned();
         Ends { embedding: module(embed), head: module(head), is_tied: self.config.tied }
+    }
+
+    /// The layer before a classifier's head. It has no adapters.
+    pub(crate) fn pooler(&self) -> Option<&'static str> {
+        self.config.family.classifier.as_ref().map(|classifier| classifier.pooler)
+    }
+
+    /// The rows of the head of texts in a saved adapter, if this is a classifier of texts and the adapter has one.
+    pub fn labels_in(&self, adapter: &AdapterFolder) -> Option<usize> {
+        self.pooler()?;
+        adapter.rows_of(self.config.family.names.head)
     }
 
     /// The names of the linear layers that can be adapted, in order.

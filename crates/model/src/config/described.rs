@@ -1,17 +1,19 @@
 //! Decoders that the table does not know. A description beside config.json, architecture.toml, names a known decoder that they are
 //! built like, and says what they call otherwise and do otherwise.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use evenkeel_device::kernel::{NormKind, Pairs};
+use evenkeel_store::DESCRIPTION;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::families::{FAMILIES, LLAMA_ROTATION};
 use super::family::{Choice, EmbeddingFactor, Factors, Family, Mlp, Names, Positions, QkNorm, Qkv, Rotation, Window};
+use super::keys::Keys;
 use super::keys::{ACTIVATIONS, activation};
-use super::shorten;
+use super::{LARGEST_SIZE, shorten};
 use crate::error::Error;
 
 #[derive(Deserialize)]
@@ -56,7 +58,7 @@ struct NewNames {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected one name for `names.qkv`, or three")]
 enum NewQkv {
     Separate([String; 3]),
     Fused(String),
@@ -140,10 +142,13 @@ pub(super) fn described(description: &Value, model_type: &str, class: &str) -> R
     if let Some(family) = known.get(&key) {
         return Ok(family);
     }
-    let read = Description::deserialize(description).map_err(|error| bad(shorten(&error.to_string())))?;
-    let family = Box::leak(Box::new(read.family(model_type, class)?));
+    let family = Box::leak(Box::new(read(description)?.family(model_type, class)?));
     known.insert(key, family);
     Ok(family)
+}
+
+fn read(description: &Value) -> Result<Description, Error> {
+    Description::deserialize(description).map_err(|error| bad(shorten(&error.to_string())))
 }
 
 fn bad(what: String) -> Error {
@@ -179,7 +184,8 @@ impl Description {
         let is_plain = |family: &&Family| {
             let is_dense = family.experts.is_none() && family.linear_attention.is_none();
             let reads_text = family.multimodal.is_none() && !matches!(family.positions, Positions::Image);
-            is_dense && reads_text && family.variant.is_none() && family.sinks.is_none()
+            let is_decoder = reads_text && family.classifier.is_none();
+            is_dense && is_decoder && family.variant.is_none() && family.sinks.is_none()
         };
         let base = FAMILIES.iter().filter(is_plain).find(|family| family.model_type == self.like).ok_or_else(|| {
             let known: Vec<&str> = FAMILIES.iter().filter(is_plain).map(|family| family.model_type).collect();
@@ -187,13 +193,11 @@ impl Description {
         })?;
         let options = &self.options;
         let names = self.names.replace(&base.names, options)?;
-        let own_keys: Vec<&'static str> =
-            base.own_keys.iter().copied().chain(self.unused_keys.iter().map(|key| kept(key))).collect();
         let renamed = self.keys.iter().map(|(theirs, ours)| (kept(theirs), kept(ours)));
         Ok(Family {
             model_type: kept(model_type),
             class: kept(class),
-            own_keys: own_keys.leak(),
+            unused_keys: self.unused_keys.iter().map(|key| kept(key)).collect::<Vec<_>>().leak(),
             aliases: base.aliases.iter().copied().chain(renamed).collect::<Vec<_>>().leak(),
             names,
             is_transposed: options.transposed.unwrap_or(base.is_transposed),
@@ -265,11 +269,27 @@ impl Description {
                     table: table
                         .ok_or_else(|| bad("`names.positions` is missing: the table of positions".to_owned()))?,
                     count: replaced(position_key.as_ref(), old_count),
-                    skipped: skipped_positions.unwrap_or(old_skipped),
+                    skipped: match *skipped_positions {
+                        Some(rows) if rows as u64 > LARGEST_SIZE => {
+                            return Err(bad(format!(
+                                "`options.skipped_positions` is {rows}, expected at most {LARGEST_SIZE}"
+                            )));
+                        }
+                        rows => rows.unwrap_or(old_skipped),
+                    },
                 }
             }
             NewPositions::Rotary => {
                 let base = if let Positions::Rotary(rotation) = base { rotation.clone() } else { LLAMA_ROTATION };
+                for (name, value, most) in
+                    [("rotary_base", rotary_base, f64::from(f32::MAX)), ("rotary_fraction", rotary_fraction, 1.0)]
+                {
+                    if let Some(value) = value.filter(|value| !(*value > 0.0 && *value <= most)) {
+                        return Err(bad(format!(
+                            "`options.{name}` is {value}, expected a number above 0, up to {most}"
+                        )));
+                    }
+                }
                 Positions::Rotary(Rotation {
                     pairs: match rotary_pairs {
                         Some(NewPairs::Halves) => Pairs::Halves,
@@ -278,6 +298,7 @@ impl Description {
                     },
                     default_base: rotary_base.unwrap_or(base.default_base),
                     default_fraction: rotary_fraction.unwrap_or(base.default_fraction),
+                    may_be_partial: true,
                     ..base
                 })
             }
@@ -333,7 +354,7 @@ impl NewNames {
                 return Err(bad(what.to_owned()));
             }
         };
-        Ok(Names {
+        let names = Names {
             base: replaced(self.base.as_ref(), base.base),
             embed: replaced(self.embed.as_ref(), base.embed),
             embed_norm: replaced_norm(self.embed_norm.as_ref(), base.embed_norm),
@@ -349,6 +370,67 @@ impl NewNames {
             final_norm: replaced_norm(self.final_norm.as_ref(), base.final_norm),
             head: replaced(self.head.as_ref(), base.head),
             ..base.clone()
-        })
+        };
+        refuse_repeated(&names)?;
+        Ok(names)
     }
+}
+
+/// Refuses two parts with one name: they would be one tensor in files.
+fn refuse_repeated(names: &Names) -> Result<(), Error> {
+    let norms = [names.attention_norm, names.mlp_norm, names.post_attention_norm, names.post_mlp_norm];
+    let qkv: &[&str] = match &names.qkv {
+        Qkv::Separate(names) | Qkv::SeparateWithGate(names) => names,
+        Qkv::FusedBlocks(name) | Qkv::FusedByGroup(name) => &[name],
+    };
+    let of_heads: &[&str] = match &names.qk_norm {
+        Some(QkNorm::Heads(names) | QkNorm::Whole(names)) => names,
+        None => &[],
+    };
+    let mlp: &[&str] = match &names.mlp {
+        Mlp::Gated { gate, up, down } => &[gate, up, down],
+        Mlp::GatedTogether { gate_up, down } => &[gate_up, down],
+        Mlp::Plain { up, down } => &[up, down],
+    };
+    let lists = [norms.as_slice(), &[Some(names.out)]];
+    let mut known = BTreeSet::new();
+    let of_layer = lists.concat().into_iter().flatten().chain([qkv, of_heads, mlp].concat());
+    for name in of_layer.chain(names.final_norm).chain(names.embed_norm).chain([names.head, names.embed]) {
+        if !known.insert(name) {
+            let hint = "where two parts share a norm, the second has the empty name";
+            return Err(bad(format!("two parts are called {:?}; {hint}", shorten(name))));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a description whose options are not what config.json says.
+pub(super) fn refuse_contradictions(keys: &Keys, family: &Family) -> Result<(), Error> {
+    let Some(description) = keys.get(DESCRIPTION) else { return Ok(()) };
+    let Description { options, .. } = read(description)?;
+    let differ = |option: &str, key: &str| -> Result<(), Error> {
+        let found = keys.get(key).map_or_else(String::new, |value| shorten(&value.to_string()));
+        Err(bad(format!("`options.{option}` is not what config.json says, `{key}` = {found}: leave one of them out")))
+    };
+    let numbers = [
+        ("epsilon", options.epsilon, family.keys.epsilon),
+        ("rotary_base", options.rotary_base, "rope_theta"),
+        ("rotary_fraction", options.rotary_fraction, "partial_rotary_factor"),
+    ];
+    for (option, said, key) in numbers {
+        if said.is_some() && keys.optional_float(key)?.is_some_and(|found| Some(found) != said) {
+            return differ(option, key);
+        }
+    }
+    if let (Some(tied), Some(found)) = (options.tied, keys.optional_flag("tie_word_embeddings")?)
+        && tied != found
+    {
+        return differ("tied", "tie_word_embeddings");
+    }
+    if let (Some(name), Some(found)) = (&options.activation, keys.activation(family.keys.activation)?)
+        && activation(name) != Some(found)
+    {
+        return differ("activation", family.keys.activation);
+    }
+    Ok(())
 }

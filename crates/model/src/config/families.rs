@@ -47,6 +47,7 @@ pub(super) const LLAMA_ROTATION: Rotation = Rotation {
     sliding: SlidingRotation::Same,
     growth: None,
     is_given: false,
+    may_be_partial: false,
     harmless: &[],
 };
 
@@ -64,6 +65,7 @@ const LLAMA: Family = Family {
     variant: None,
     keys: LLAMA_KEYS,
     own_keys: &["head_dim", "num_key_value_heads", "pretraining_tp"],
+    unused_keys: &[],
     aliases: &[],
     fixed: &[],
     names: LLAMA_NAMES,
@@ -87,6 +89,7 @@ const LLAMA: Family = Family {
     parallel: Choice::Never,
     positions: Positions::Rotary(LLAMA_ROTATION),
     window: Window::Never,
+    default_window: None,
     factors: NO_FACTORS,
     experts: None,
     linear_attention: None,
@@ -104,6 +107,7 @@ const MISTRAL: Family = Family {
     out_bias: Choice::Never,
     mlp_bias: Choice::Never,
     window: Window::Everywhere,
+    default_window: Some(4096),
     ..LLAMA
 };
 
@@ -114,9 +118,11 @@ const MINISTRAL3: Family = Family {
     default_epsilon: 1e-5,
     positions: Positions::Rotary(Rotation {
         growth: Some("llama_4_scaling_beta"),
+        is_given: true,
         harmless: &["max_position_embeddings"],
         ..LLAMA_ROTATION
     }),
+    default_window: None,
     ..MISTRAL
 };
 
@@ -165,6 +171,9 @@ const GEMMA: Family = Family {
     needs_head_dim: true,
     norm_offset: 1.0,
     default_activation: Activation::GeluTanh,
+    // Files from before there was a second key for it.
+    own_keys: &["head_dim", "num_key_value_heads", "pretraining_tp"],
+    fixed: &[("hidden_activation", Fixed::Text("gelu_pytorch_tanh"))],
     mlp_bias: Choice::Never,
     factors: Factors { embedding: EmbeddingFactor::SqrtHidden, ..NO_FACTORS },
     tied_by_default: true,
@@ -175,7 +184,8 @@ const GEMMA3_TEXT: Family = Family {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
     keys: Keys { activation: "hidden_activation", ..LLAMA_KEYS },
-    own_keys: &["head_dim", "num_key_value_heads", "query_pre_attn_scalar"],
+    own_keys: &["head_dim", "num_key_value_heads"],
+    fixed: &[],
     names: Names { qk_norm: Some(QkNorm::Heads(QK_NAMES)), ..GEMMA2_NAMES },
     positions: Positions::Rotary(Rotation {
         default_base: 1e6,
@@ -183,6 +193,8 @@ const GEMMA3_TEXT: Family = Family {
         ..LLAMA_ROTATION
     }),
     window: Window::Pattern(6),
+    default_window: Some(4096),
+    factors: Factors { attention: AttentionFactor::Root("query_pre_attn_scalar", 256.0), ..GEMMA.factors },
     ..GEMMA
 };
 
@@ -216,9 +228,10 @@ const GEMMA4_TEXT: Family = Family {
         kv_heads: "num_global_key_value_heads",
         by_layer: "per_layer_config",
     }),
-    positions: Positions::Rotary(Rotation { is_given: true, ..LLAMA_ROTATION }),
+    positions: Positions::Rotary(Rotation { is_given: true, may_be_partial: true, ..LLAMA_ROTATION }),
     window: Window::PatternAndLast(6),
-    factors: Factors { attention: AttentionFactor::One, caps: &[CAPS[1]], ..GEMMA.factors },
+    default_window: Some(512),
+    factors: Factors { attention: AttentionFactor::One, caps: &[(CAPS[1], None)], ..GEMMA.factors },
     experts: Some(ExpertOptions {
         enabled: Some("enable_moe_block"),
         chosen: "top_k_experts",
@@ -311,6 +324,7 @@ const QWEN3_5: Family = Family {
     mlp_bias: Choice::Never,
     positions: Positions::Rotary(Rotation {
         default_fraction: 0.25,
+        may_be_partial: true,
         harmless: &["mrope_section", "mrope_interleaved"],
         ..LLAMA_ROTATION
     }),
@@ -384,7 +398,7 @@ const FALCON: Family = Family {
     class: "FalconForCausalLM",
     variant: Some((NEW_FALCON, false)),
     keys: Keys { ffn: "ffn_hidden_size", activation: "activation", epsilon: "layer_norm_epsilon", ..LLAMA_KEYS },
-    own_keys: &["num_kv_heads"],
+    own_keys: &["num_kv_heads", "auto_map"],
     aliases: &[
         ("n_embed", "hidden_size"),
         ("n_layer", "num_hidden_layers"),
@@ -519,6 +533,7 @@ pub static FAMILIES: [Family; 40] = [
     Family {
         model_type: "qwen2",
         class: "Qwen2ForCausalLM",
+        default_window: Some(4096),
         qkv_bias: Choice::Always,
         out_bias: Choice::Never,
         mlp_bias: Choice::Never,
@@ -528,6 +543,7 @@ pub static FAMILIES: [Family; 40] = [
     Family {
         model_type: "qwen3",
         class: "Qwen3ForCausalLM",
+        default_window: Some(4096),
         names: Names { qk_norm: Some(QkNorm::Heads(QK_NAMES)), ..LLAMA_NAMES },
         mlp_bias: Choice::Never,
         window: Window::From,
@@ -536,11 +552,22 @@ pub static FAMILIES: [Family; 40] = [
     Family {
         model_type: "qwen3_moe",
         class: "Qwen3MoeForCausalLM",
-        own_keys: &["head_dim", "num_key_value_heads", "decoder_sparse_step", "mlp_only_layers"],
+        own_keys: &[
+            "head_dim",
+            "num_key_value_heads",
+            "decoder_sparse_step",
+            "mlp_only_layers",
+            "sliding_window",
+            "max_window_layers",
+        ],
         aliases: &[("num_local_experts", "num_experts")],
+        fixed: &[
+            ("use_sliding_window", Fixed::Flag(false)),
+            ("use_qk_norm", Fixed::Flag(true)),
+            ("shared_expert_intermediate_size", Fixed::Number(0.0)),
+        ],
         names: Names { qk_norm: Some(QkNorm::Heads(QK_NAMES)), ..LLAMA_NAMES },
         mlp_bias: Choice::Never,
-        window: Window::From,
         experts: Some(QWEN3_EXPERTS),
         ..LLAMA
     },
@@ -586,6 +613,7 @@ pub static FAMILIES: [Family; 40] = [
         qkv_bias: Choice::Never,
         out_bias: Choice::Never,
         mlp_bias: Choice::Never,
+        positions: Positions::Rotary(Rotation { default_base: 1e6, ..LLAMA_ROTATION }),
         window: Window::Everywhere,
         experts: Some(ExpertOptions {
             count: "num_local_experts",
@@ -622,6 +650,7 @@ pub static FAMILIES: [Family; 40] = [
         sinks: Some("self_attn.sinks"),
         positions: Positions::Rotary(Rotation { default_base: 1.5e5, is_given: true, ..LLAMA_ROTATION }),
         window: Window::Pattern(2),
+        default_window: Some(128),
         experts: Some(ExpertOptions {
             count: "num_local_experts",
             ffn: None,
@@ -640,10 +669,12 @@ pub static FAMILIES: [Family; 40] = [
         model_type: "gemma2",
         class: "Gemma2ForCausalLM",
         keys: Keys { activation: "hidden_activation", ..LLAMA_KEYS },
-        own_keys: &["head_dim", "num_key_value_heads", "query_pre_attn_scalar", "hidden_act"],
+        own_keys: &["head_dim", "num_key_value_heads", "hidden_act", "sliding_window_size"],
+        fixed: &[],
         names: GEMMA2_NAMES,
         window: Window::Pattern(2),
-        factors: Factors { caps: &CAPS, ..GEMMA.factors },
+        default_window: Some(4096),
+        factors: Factors { caps: &[(CAPS[0], Some(50.0)), (CAPS[1], Some(30.0))], ..GEMMA3_TEXT.factors },
         ..GEMMA
     },
     Family {
@@ -735,6 +766,7 @@ pub static FAMILIES: [Family; 40] = [
     Family {
         model_type: "smollm3",
         class: "SmolLM3ForCausalLM",
+        own_keys: &["head_dim", "num_key_value_heads", "pretraining_tp", "max_window_layers"],
         positions: Positions::Rotary(Rotation { default_base: 2e6, layers: Rotated::Listed, ..LLAMA_ROTATION }),
         window: Window::Unrotated,
         tied_by_default: true,
@@ -744,6 +776,16 @@ pub static FAMILIES: [Family; 40] = [
         model_type: "starcoder2",
         class: "Starcoder2ForCausalLM",
         keys: Keys { epsilon: "norm_epsilon", ..LLAMA_KEYS },
+        // The last three are those of an earlier version, beside the ones that are read.
+        own_keys: &[
+            "head_dim",
+            "num_key_value_heads",
+            "pretraining_tp",
+            "activation_function",
+            "layer_norm_epsilon",
+            "rms_norm_eps",
+        ],
+        fixed: &[("mlp_type", Fixed::Text("default")), ("norm_type", Fixed::Text("layer_norm"))],
         names: Names { mlp: Mlp::Plain { up: "mlp.c_fc", down: "mlp.c_proj" }, ..LLAMA_NAMES },
         norm: NormKind::Layer,
         has_norm_bias: true,
@@ -764,7 +806,9 @@ pub static FAMILIES: [Family; 40] = [
     Family {
         model_type: "phi3",
         class: "Phi3ForCausalLM",
-        own_keys: &["num_key_value_heads", "original_max_position_embeddings"],
+        own_keys: &["num_key_value_heads", "original_max_position_embeddings", "auto_map"],
+        fixed: &[("full_attn_mod", Fixed::Number(1.0)), ("interpolate_factor", Fixed::Number(1.0))],
+        positions: Positions::Rotary(Rotation { may_be_partial: true, ..LLAMA_ROTATION }),
         names: Names {
             qkv: Qkv::FusedBlocks("self_attn.qkv_proj"),
             mlp: Mlp::GatedTogether { gate_up: "mlp.gate_up_proj", down: "mlp.down_proj" },
@@ -798,6 +842,7 @@ pub static FAMILIES: [Family; 40] = [
             ..LLAMA_ROTATION
         }),
         window: Window::Pattern(4),
+        default_window: Some(4096),
         ..LLAMA
     },
     Family {
@@ -813,13 +858,27 @@ pub static FAMILIES: [Family; 40] = [
         qkv_bias: Choice::KeyOrTrue("attention_bias"),
         out_bias: Choice::Never,
         mlp_bias: Choice::Never,
-        positions: Positions::Rotary(Rotation { pairs: Pairs::Neighbours, default_fraction: 0.5, ..LLAMA_ROTATION }),
+        positions: Positions::Rotary(Rotation {
+            pairs: Pairs::Neighbours,
+            default_fraction: 0.5,
+            may_be_partial: true,
+            ..LLAMA_ROTATION
+        }),
         ..LLAMA
     },
     Family {
         model_type: "cohere2",
         class: "Cohere2ForCausalLM",
         keys: Keys { epsilon: "layer_norm_eps", ..LLAMA_KEYS },
+        // `layer_switch` says again what `sliding_window_pattern` does.
+        own_keys: &["head_dim", "num_key_value_heads", "rotary_pct", "layer_switch", "use_parallel_embedding"],
+        fixed: &[
+            ("order_of_interleaved_layers", Fixed::Text("local_attn_first")),
+            ("position_embedding_type", Fixed::Text("rope_gptj")),
+            ("use_embedding_sharing", Fixed::Flag(true)),
+            ("use_gated_activation", Fixed::Flag(true)),
+            ("use_parallel_block", Fixed::Flag(true)),
+        ],
         names: Names { mlp_norm: None, ..LLAMA_NAMES },
         norm: NormKind::Layer,
         default_epsilon: 1e-5,
@@ -827,6 +886,7 @@ pub static FAMILIES: [Family; 40] = [
         parallel: Choice::Always,
         positions: Positions::Rotary(Rotation { pairs: Pairs::Neighbours, layers: Rotated::Sliding, ..LLAMA_ROTATION }),
         window: Window::Pattern(4),
+        default_window: Some(4096),
         factors: Factors { logits: LogitFactor::Times("logit_scale", 0.0625), ..NO_FACTORS },
         tied_by_default: true,
         ..LLAMA
@@ -841,12 +901,6 @@ pub static FAMILIES: [Family; 40] = [
             "predict_special_tokens",
             "reorder_and_upcast_attn",
             "scale_attn_by_inverse_layer_idx",
-            "scale_attn_weights",
-            "summary_activation",
-            "summary_first_dropout",
-            "summary_proj_to_labels",
-            "summary_type",
-            "summary_use_proj",
         ],
         names: GPT2_NAMES,
         is_transposed: true,
@@ -867,6 +921,7 @@ pub static FAMILIES: [Family; 40] = [
         class: "GPTJForCausalLM",
         keys: GPT2_KEYS,
         own_keys: &["n_positions"],
+        fixed: &[("rotary", Fixed::Flag(true))],
         names: Names {
             mlp_norm: None,
             qkv: Qkv::Separate(["attn.q_proj", "attn.k_proj", "attn.v_proj"]),
@@ -896,6 +951,8 @@ pub static FAMILIES: [Family; 40] = [
             ("do_layer_norm_before", Fixed::Flag(true)),
             ("_remove_final_layer_norm", Fixed::Flag(false)),
             ("layer_norm_elementwise_affine", Fixed::Flag(true)),
+            ("learned_embeddings", Fixed::Flag(true)),
+            ("scale_embeddings", Fixed::Flag(false)),
             ("word_embed_proj_dim", Fixed::Hidden),
         ],
         names: Names {
@@ -930,7 +987,6 @@ pub static FAMILIES: [Family; 40] = [
         class: "BloomForCausalLM",
         keys: Keys { hidden: "hidden_size", ..GPT2_KEYS },
         own_keys: &[
-            "attention_softmax_in_fp32",
             "bias_dropout_fusion",
             "masked_softmax_fusion",
             "offset_alibi",
@@ -966,7 +1022,7 @@ pub static FAMILIES: [Family; 40] = [
     FALCON,
     Family {
         variant: Some((NEW_FALCON, true)),
-        own_keys: &["num_key_value_heads", "multi_query", "parallel_attn"],
+        own_keys: &["num_key_value_heads", "multi_query", "parallel_attn", "auto_map"],
         aliases: &[
             ("n_embed", "hidden_size"),
             ("n_layer", "num_hidden_layers"),
@@ -977,7 +1033,7 @@ pub static FAMILIES: [Family; 40] = [
         fixed: &[
             (NEW_FALCON, Fixed::Flag(true)),
             ("alibi", Fixed::Flag(false)),
-            ("num_ln_in_parallel_attn", Fixed::Number(2)),
+            ("num_ln_in_parallel_attn", Fixed::Number(2.0)),
         ],
         names: Names { attention_norm: Some("ln_attn"), mlp_norm: Some("ln_mlp"), ..FALCON.names },
         has_one_key_head: false,
@@ -1009,7 +1065,7 @@ pub static FAMILIES: [Family; 40] = [
         norm: NormKind::Layer,
         has_norm_bias: true,
         default_activation: Activation::GeluErf,
-        positions: Positions::Rotary(Rotation { default_fraction: 0.25, ..LLAMA_ROTATION }),
+        positions: Positions::Rotary(Rotation { default_fraction: 0.25, may_be_partial: true, ..LLAMA_ROTATION }),
         parallel: Choice::KeyOrTrue("use_parallel_residual"),
         default_epsilon: 1e-5,
         qkv_bias: Choice::KeyOrTrue("attention_bias"),

@@ -14,6 +14,8 @@ pub struct Family {
     pub keys: Keys,
     /// Keys of config.json, beside those of the other fields, that this architecture has.
     pub own_keys: &'static [&'static str],
+    /// Keys of config.json that are not read, whatever else reads them: a description says so.
+    pub unused_keys: &'static [&'static str],
     /// Other names of keys in older or newer files.
     pub aliases: &'static [(&'static str, &'static str)],
     /// Keys with one value that is implemented.
@@ -49,6 +51,8 @@ pub struct Family {
     pub parallel: Choice,
     pub positions: Positions,
     pub window: Window,
+    /// The width of windows if config.json has no key for it, not even null.
+    pub default_window: Option<usize>,
     pub factors: Factors,
     /// The keys and names of experts, in layers that have them in place of an MLP.
     pub experts: Option<ExpertOptions>,
@@ -119,7 +123,7 @@ impl Family {
 #[derive(Clone, Copy, Debug)]
 pub enum Fixed {
     Flag(bool),
-    Number(usize),
+    Number(f64),
     /// As large as the stream.
     Hidden,
     /// This text, or nothing.
@@ -401,6 +405,8 @@ pub struct Rotation {
     pub growth: Option<&'static str>,
     /// Whether config.json must say how it is stretched.
     pub is_given: bool,
+    /// Whether config.json may say that only a share of a head is rotated.
+    pub may_be_partial: bool,
     /// Keys of the rotation that change nothing for text.
     pub harmless: &'static [&'static str],
 }
@@ -451,8 +457,8 @@ pub struct Factors {
     /// The key of the factor of what sublayers add to the stream.
     pub residual: Option<&'static str>,
     pub logits: LogitFactor,
-    /// The keys of soft caps on attention's scores and on logits, as far as there are any.
-    pub caps: &'static [&'static str],
+    /// The keys of soft caps on attention's scores and on logits, as far as there are any, and what these are without the key.
+    pub caps: &'static [(&'static str, Option<f64>)],
 }
 
 #[derive(Clone, Debug)]
@@ -460,6 +466,8 @@ pub enum AttentionFactor {
     One,
     /// 1/√head_dim
     HeadDim,
+    /// 1/√ of the number under this key, or of the default.
+    Root(&'static str, f64),
     /// The number under this key, or the default.
     Key(&'static str, f64),
 }

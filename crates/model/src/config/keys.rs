@@ -38,10 +38,33 @@ impl Keys<'_> {
         value.as_f64().filter(|value| value.is_finite()).map(Some).ok_or_else(|| self.bad(key, "a number"))
     }
 
+    /// A number that is positive in f32, too.
     pub fn positive(&self, key: &str) -> Result<Option<f64>, Error> {
         let value = self.optional_float(key)?;
-        self.require(value.is_none_or(|value| value > 0.0), key, "a positive number")?;
+        let is_positive = |value: f64| value as f32 > 0.0 && (value as f32).is_finite();
+        self.require(value.is_none_or(is_positive), key, "a positive number")?;
         Ok(value)
+    }
+
+    /// The same, where 0 asks for nothing.
+    pub fn positive_or_zero(&self, key: &str) -> Result<Option<f64>, Error> {
+        if self.optional_float(key)? == Some(0.0) { Ok(None) } else { self.positive(key) }
+    }
+
+    /// A number that is not negative, in f32.
+    pub fn not_negative(&self, key: &str) -> Result<Option<f32>, Error> {
+        let value = self.optional_float(key)?.map(|value| value as f32);
+        self.require(
+            value.is_none_or(|value| value >= 0.0 && value.is_finite()),
+            key,
+            "a number that is not negative",
+        )?;
+        Ok(value)
+    }
+
+    /// Whether the key is missing, not null.
+    pub fn lacks(&self, key: &str) -> bool {
+        self.json.get(key).is_none()
     }
 
     /// A list of whole numbers, empty if there is none.

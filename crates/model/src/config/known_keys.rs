@@ -23,9 +23,9 @@ const COMMON: [&str; 8] = [
     DESCRIPTION,
 ];
 
-/// Bookkeeping of transformers and of publishers: a file's origin, options of generation, names of labels, use of memory. None of
-/// it changes a number in training.
-const HARMLESS: [&str; 77] = [
+/// Bookkeeping of transformers and of publishers: a file's origin, options of generation, names of labels, heads for other
+/// tasks, use of memory, the precision of softmax, which is always f32. None of it changes a number in training.
+const HARMLESS: [&str; 84] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
@@ -34,6 +34,7 @@ const HARMLESS: [&str; 77] = [
     "_name_or_path",
     "_num_labels",
     "_unsloth_version",
+    "attention_softmax_in_fp32",
     "attn_implementation",
     "bad_words_ids",
     "base_model_ep_plan",
@@ -86,7 +87,13 @@ const HARMLESS: [&str; 77] = [
     "repetition_penalty",
     "return_dict",
     "return_dict_in_generate",
+    "scale_attention_softmax_in_fp32",
     "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
     "suppress_tokens",
     "task_specific_params",
     "temperature",
@@ -196,7 +203,7 @@ fn refuse(json: &Value, place: &str, family: &Family, is_known: impl Fn(&str) ->
 fn is_neutral(key: &str, value: &Value) -> bool {
     match value {
         Value::Null => true,
-        Value::Bool(flag) => !flag && !ALWAYS_TRUE.contains(&key),
+        Value::Bool(flag) => *flag == ALWAYS_TRUE.contains(&key),
         Value::Number(number) => match number.as_f64() {
             Some(1.0) => FACTORS.contains(&key),
             Some(0.0) => key.contains("drop") || key.ends_with("_noise"),
@@ -252,7 +259,10 @@ impl Family {
             LogitFactor::One => None,
             LogitFactor::Times(key, _) | LogitFactor::Over(key) => Some(key),
         };
-        let of_attention = if let AttentionFactor::Key(key, _) = self.factors.attention { Some(key) } else { None };
+        let of_attention = match self.factors.attention {
+            AttentionFactor::Key(key, _) | AttentionFactor::Root(key, _) => Some(key),
+            AttentionFactor::One | AttentionFactor::HeadDim => None,
+        };
         let of_full_layers = self.full_layers.as_ref().map(|full| {
             let FullLayers { head_dim, values_are_keys, kv_heads, by_layer } = full;
             [head_dim.0, *values_are_keys, *kv_heads, *by_layer]
@@ -261,28 +271,17 @@ impl Family {
         let of_sharers = self.key_sharers.as_ref().map(|sharers| [sharers.count, sharers.have_wide_mlps]);
         let of_inputs = self.token_inputs.as_ref().map(|inputs| [inputs.width.0, inputs.rows]);
         let has = |keys: &Option<[&str; 2]>| keys.as_ref().is_some_and(|keys| keys.contains(&key));
-        let of_caps = self.factors.caps;
         let rotated = self.rotation().and_then(|rotation| rotation.dim);
         let single = [own_base, of_embedding, of_attention, self.factors.residual, of_logits, rotated];
         let is_choice = |choice: &Choice| matches!(choice, Choice::Key(name) | Choice::KeyOrTrue(name) if *name == key);
-        [
-            &COMMON[..],
-            &sizes,
-            of_positions,
-            of_rotated,
-            of_windows,
-            of_caps,
-            of_linear,
-            of_mixed,
-            of_full_layers,
-            self.own_keys,
-        ]
-        .iter()
-        .any(|keys| keys.contains(&key))
+        [&COMMON[..], &sizes, of_positions, of_rotated, of_windows, of_linear, of_mixed, of_full_layers, self.own_keys]
+            .iter()
+            .any(|keys| keys.contains(&key))
             || has(&of_sharers)
             || has(&of_inputs)
             || single.contains(&Some(key))
             || self.fixed.iter().any(|(name, _)| *name == key)
+            || self.factors.caps.iter().any(|(name, _)| *name == key)
             || self.experts.as_ref().is_some_and(|options| options.understands(key))
             || [&self.qkv_bias, &self.out_bias, &self.mlp_bias, &self.parallel].into_iter().any(is_choice)
     }

@@ -29,8 +29,13 @@ pub(super) fn read_layers(
     let sliding = sliding_layers(keys, family, &unrotated)?;
     let window = match family.window {
         Window::Jet => jet_window(keys)?,
+        _ if keys.lacks("sliding_window") => family.default_window,
         _ => keys.optional_size("sliding_window")?,
     };
+    // Types of layers differ in more than their windows.
+    if family.full_layers.is_some() && window.is_none() && sliding.contains(&true) {
+        return Err(keys.missing("sliding_window", "the width of windows"));
+    }
     let heads = read_layer_heads(keys, family, heads, usual, &sliding)?;
     let dim_of = |wanted: bool| {
         let mut of_kind = heads.iter().zip(&sliding).filter(|(_, is_sliding)| **is_sliding == wanted);
@@ -282,9 +287,14 @@ fn read_rotary(
     let dim = match rotation.dim {
         Some(key) => keys.size(key)?,
         None => {
-            let factors = [(&inner, "partial_rotary_factor"), (keys, "partial_rotary_factor"), (keys, "rotary_pct")];
+            let factors = [(&inner, "partial_rotary_factor"), (keys, "rotary_pct"), (keys, "partial_rotary_factor")];
             fraction = first(&factors)?.unwrap_or(rotation.default_fraction);
-            keys.require(fraction > 0.0 && fraction <= 1.0, "partial_rotary_factor", "a number above 0, up to 1")?;
+            let (fits, expected) = match rotation.may_be_partial {
+                true => (fraction > 0.0 && fraction <= 1.0, "a number above 0, up to 1"),
+                false => (fraction == 1.0, "1, since such a model rotates whole heads"),
+            };
+            let (of, key) = factors.into_iter().find(|(keys, key)| keys.get(key).is_some()).unwrap_or(factors[2]);
+            of.require(fits, key, expected)?;
             // The rest of a head turns with frequency 0.
             if kind == "proportional" { head_dim } else { (head_dim as f64 * fraction) as usize }
         }
@@ -292,18 +302,18 @@ fn read_rotary(
     let dim_key = rotation.dim.unwrap_or("head_dim");
     keys.require(dim >= 2 && dim.is_multiple_of(2), dim_key, "an even number of rotated elements")?;
     keys.require(dim <= head_dim, dim_key, &format!("at most the {head_dim} elements of a head"))?;
-    let rate = rotation.growth.map_or(Ok(None), |key| inner.positive(key))?;
+    let rate = rotation.growth.map_or(Ok(None), |key| inner.positive_or_zero(key))?;
     let is_whole = family.full_layers.is_none() || dim == head_dim;
     inner.require(is_whole, "partial_rotary_factor", &format!("1 for a rotation of type `{}`", shorten(kind)))?;
     // Phi-3's first files.
     let kind = if family.model_type == "phi3" && matches!(kind, "su" | "yarn") { "longrope" } else { kind };
     let positive =
         |key: &str| -> Result<f64, Error> { inner.positive(key)?.ok_or_else(|| inner.missing(key, "a number")) };
+    const ORIGINAL: &str = "original_max_position_embeddings";
     let positions = || keys.positive("max_position_embeddings");
     let original = || -> Result<f64, Error> {
-        const KEY: &str = "original_max_position_embeddings";
-        let given = inner.positive(KEY)?.or(keys.positive(KEY)?).or(positions()?);
-        given.ok_or_else(|| inner.missing(KEY, "a number"))
+        let given = inner.positive(ORIGINAL)?.or(keys.positive(ORIGINAL)?).or(positions()?);
+        given.ok_or_else(|| inner.missing(ORIGINAL, "a number"))
     };
     let factor_or_ratio = || -> Result<f64, Error> {
         let ratio =
@@ -328,7 +338,7 @@ fn read_rotary(
             factor: positive("factor")?,
             low: positive("low_freq_factor")?,
             high: positive("high_freq_factor")?,
-            original_positions: positive("original_max_position_embeddings")?,
+            original_positions: positive(ORIGINAL)?,
         },
         "dynamic" => Scaling::Dynamic {
             factor: positive("factor")?,
@@ -337,7 +347,7 @@ fn read_rotary(
         "yarn" => {
             let factor = factor_or_ratio()?;
             let of_factor = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
-            let scales = inner.positive("mscale")?.zip(inner.positive("mscale_all_dim")?);
+            let scales = inner.positive_or_zero("mscale")?.zip(inner.positive_or_zero("mscale_all_dim")?);
             let usual = scales.map_or(of_factor(1.0), |(one, all)| of_factor(one) / of_factor(all));
             Scaling::Yarn {
                 factor,
@@ -349,9 +359,11 @@ fn read_rotary(
             }
         }
         "longrope" => {
+            let is_given = [&inner, keys].iter().any(|keys| keys.get(ORIGINAL).is_some());
+            inner.require(is_given, ORIGINAL, "the positions that the model was made for")?;
             let (factor, original_positions) = (factor_or_ratio()?, original()?);
             let usual = if factor > 1.0 { (1.0 + factor.ln() / original_positions.ln()).sqrt() } else { 1.0 };
-            inner.require(original_positions > 1.0, "original_max_position_embeddings", "more than one position")?;
+            inner.require(original_positions > 1.0, ORIGINAL, "more than one position")?;
             Scaling::Long {
                 short: inner.factors("short_factor", dim / 2)?,
                 long: inner.factors("long_factor", dim / 2)?,

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::adapter::Adapters;
 use crate::chain::dropout::Dropouts;
 use crate::chain::rotary::Rotary;
-use crate::config::described::described;
+use crate::config::described::{described, refuse_contradictions};
 use crate::config::families::FAMILIES;
 use crate::config::family::{AttentionFactor, EmbeddingFactor, Family, Fixed, LogitFactor, Positions, TextClassifier};
 use crate::config::full_layers::LayerHeads;
@@ -240,6 +240,7 @@ impl Config {
         refuse_unsupported(&keys)?;
         let quantization = read_quantization(keys.get("quantization_config"), family)?;
         refuse_unknown(json, family)?;
+        refuse_contradictions(&keys, family)?;
         let names = &family.keys;
         let hidden = keys.size(names.hidden)?;
         refuse_other_values(&keys, family, hidden)?;
@@ -269,8 +270,7 @@ impl Config {
         };
         let usual = LayerHeads { dim: head_dim, kv_heads, values_are_keys: false };
         let (mut layers, rotaries) = read_layers(&keys, family, heads, usual)?;
-        let epsilon = keys.optional_float(names.epsilon)?.unwrap_or(family.default_epsilon) as f32;
-        keys.require(epsilon >= 0.0, names.epsilon, "a number that is not negative")?;
+        let epsilon = keys.not_negative(names.epsilon)?.unwrap_or(family.default_epsilon as f32);
         let linear_attention = read_linear_attention(&keys, family, epsilon)?;
         let experts = read_experts(&keys, family, ffn, &mut layers)?;
         let token_inputs = read_token_inputs(&keys, family, layers.len())?;
@@ -285,7 +285,8 @@ impl Config {
         let attention_scale = match family.factors.attention {
             AttentionFactor::One => 1.0,
             AttentionFactor::Key(key, default) => keys.positive(key)?.unwrap_or(default),
-            AttentionFactor::HeadDim => 1.0 / keys.positive("query_pre_attn_scalar")?.unwrap_or(head_dim as f64).sqrt(),
+            AttentionFactor::Root(key, default) => 1.0 / keys.positive(key)?.unwrap_or(default).sqrt(),
+            AttentionFactor::HeadDim => 1.0 / (head_dim as f64).sqrt(),
         };
         let input = read_input(&keys, family)?;
         let classes = match input {
@@ -342,14 +343,11 @@ impl Config {
                 LogitFactor::Times(key, default) => keys.positive(key)?.unwrap_or(default) as f32,
                 LogitFactor::Over(key) => 1.0 / keys.positive(key)?.unwrap_or(1.0) as f32,
             },
-            score_cap: keys.positive(CAPS[0])?.map(|cap| cap as f32),
-            logit_cap: keys.positive(CAPS[1])?.map(|cap| cap as f32),
+            score_cap: read_cap(&keys, family, CAPS[0])?,
+            logit_cap: read_cap(&keys, family, CAPS[1])?,
             pairs: family.rotation().map_or(Pairs::Halves, |rotation| rotation.pairs),
             input,
-            init_deviation: keys
-                .optional_float("initializer_range")?
-                .or(keys.optional_float("init_std")?)
-                .unwrap_or(0.02) as f32,
+            init_deviation: keys.not_negative("initializer_range")?.or(keys.not_negative("init_std")?).unwrap_or(0.02),
             positions: match input {
                 Input::Tokens { learned_positions } => learned_positions.or_else(|| {
                     // Nothing is sized by it, so a value that is no number counts as absent.
@@ -450,6 +448,7 @@ fn find_family(json: &Value) -> Result<&'static Family, Error> {
 fn renamed(json: &Value, family: &Family) -> Value {
     let mut json = json.clone();
     let Some(object) = json.as_object_mut() else { return json };
+    family.unused_keys.iter().for_each(|key| drop(object.remove(*key)));
     for (alias, key) in family.aliases {
         if !object.contains_key(*key)
             && let Some(value) = object.remove(*alias)
@@ -487,7 +486,7 @@ fn refuse_other_values(keys: &Keys, family: &Family, hidden: usize) -> Result<()
     for &(key, fixed) in family.fixed {
         let fits = match fixed {
             Fixed::Flag(expected) => keys.optional_flag(key)?.is_none_or(|flag| flag == expected),
-            Fixed::Number(expected) => keys.optional_size(key)?.is_none_or(|size| size == expected),
+            Fixed::Number(expected) => keys.optional_float(key)?.is_none_or(|number| number == expected),
             Fixed::Text(expected) => keys.get(key).is_none_or(|text| text == expected),
             Fixed::Hidden => keys.optional_size(key)?.is_none_or(|size| size == hidden),
         };
@@ -497,6 +496,13 @@ fn refuse_other_values(keys: &Keys, family: &Family, hidden: usize) -> Result<()
         }
     }
     Ok(())
+}
+
+/// A soft cap, if the architecture has one under this key.
+fn read_cap(keys: &Keys, family: &Family, key: &str) -> Result<Option<f32>, Error> {
+    let Some((_, default)) = family.factors.caps.iter().find(|(name, _)| *name == key) else { return Ok(None) };
+    let cap = if keys.lacks(key) { *default } else { keys.positive(key)? };
+    Ok(cap.map(|cap| cap as f32))
 }
 
 fn read_dropouts(keys: &Keys, family: &Family) -> Result<Dropouts, Error> {

@@ -12,7 +12,7 @@ use crate::adapter::AdapterValues;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
 use crate::config::family::{Family, Multimodal, Names};
-use crate::config::{Config, Quantization};
+use crate::config::{Config, Input, Quantization};
 use crate::error::Error;
 use crate::nf4::PackedLayers;
 use crate::nf4::bitsandbytes::{self, Quantized};
@@ -160,6 +160,17 @@ impl Model {
         modules.filter(is_new).collect()
     }
 
+    pub(crate) fn wrong_shape(&self, name: String, file: &Path, found: &[usize], expected: Vec<usize>) -> Error {
+        let file = file.to_owned();
+        let is_head = name.contains(self.config.family.names.head);
+        match (self.config.input, found.first(), expected.first()) {
+            (Input::Texts { .. }, Some(&found), Some(&expected)) if is_head => {
+                Error::OtherLabels { file, found, expected }
+            }
+            _ => Error::WrongShape { name, file, found: found.to_vec(), expected },
+        }
+    }
+
     /// Compares the names and shapes of the folder's tensors with the config, and reads no values.
     pub fn check(&self, folder: &Folder) -> Result<(), Error> {
         self.names_in(folder).map(drop)
@@ -278,15 +289,14 @@ impl Model {
             }
             companions.extend(mxfp4::companions(names.iter().flatten()));
         }
-        self.refuse_unexpected(&present, names.iter().flatten().chain(&companions), folder.path())?;
+        self.refuse_unexpected(&present, names.iter().flatten().chain(&companions), folder)?;
         let tensors = of_base().flat_map(|spec| spec.in_files().map(move |(tensor, _)| (spec, tensor)));
         for ((spec, expected), name) in tensors.zip(names.iter().flatten()) {
             let tensor = folder.tensor(name).expect("present");
             let is_packed = spec.is_packed && bitsandbytes::is_quantized(folder, name);
             let is_quantized = is_packed || (self.has_mxfp4() && name.ends_with(&mxfp4::name_of_codes("")));
             if !is_quantized && tensor.shape() != expected.shape {
-                let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
-                return Err(Error::WrongShape { name: name.clone(), file, found, expected: expected.shape });
+                return Err(self.wrong_shape(name.clone(), tensor.file(), tensor.shape(), expected.shape));
             }
         }
         Ok(names)
@@ -296,37 +306,31 @@ impl Model {
         &self,
         present: &BTreeSet<&str>,
         known: impl IntoIterator<Item = &'n String>,
-        folder: &Path,
+        folder: &Folder,
     ) -> Result<(), Error> {
         let known: BTreeSet<&str> = known.into_iter().map(String::as_str).collect();
-        let unexpected: Vec<&str> =
-            present.difference(&known).copied().filter(|name| !self.may_be_ignored(name)).collect();
+        // A mask is a square, a bias a vector.
+        let is_bias =
+            |name: &str| name.ends_with(".bias") && folder.tensor(name).is_some_and(|tensor| tensor.shape().len() == 1);
+        let is_unexpected = |name: &&str| !self.may_be_ignored(name) || (is_bias(name) && is_buffer(name));
+        let unexpected: Vec<&str> = present.difference(&known).copied().filter(is_unexpected).collect();
         match unexpected.first() {
             None => Ok(()),
             Some(name) => Err(Error::UnexpectedTensor {
                 name: name.to_string(),
-                folder: folder.to_owned(),
+                folder: folder.path().to_owned(),
                 unexpected: unexpected.len(),
             }),
         }
     }
 
-    /// Buffers that older versions of transformers saved, and a tied head saved a second time.
+    /// Buffers, and a tied head saved a second time.
     fn may_be_ignored(&self, name: &str) -> bool {
-        const BUFFERS: [&str; 7] = [
-            ".rotary_emb.inv_freq",
-            ".attn.bias",
-            ".attn.masked_bias",
-            ".attention.bias",
-            ".attention.masked_bias",
-            ".embeddings.position_ids",
-            ".embeddings.token_type_ids",
-        ];
         let Family { names, multimodal, classifier, .. } = self.config.family;
         let is_other_head = |other: &&str| name.starts_with(other);
         let is_head = |head: &str| name.strip_suffix(".weight") == Some(head);
         let is_older_head = |multimodal: &Multimodal| is_head(&multimodal.older_name(names.head));
-        BUFFERS.iter().any(|buffer| name.ends_with(buffer) || name == &buffer[1..])
+        is_buffer(name)
             || classifier.as_ref().is_some_and(|classifier| classifier.others.iter().any(is_other_head))
             || (self.config.tied && (is_head(names.head) || multimodal.as_ref().is_some_and(is_older_head)))
             || self.carries(name)
@@ -347,4 +351,18 @@ impl Model {
         let sharers = (0..self.config.layers.len()).filter(|&layer| self.config.layers[layer].keys_of.is_some());
         family.carried.iter().any(|prefix| name.starts_with(prefix)) || sharers.into_iter().any(is_idle)
     }
+}
+
+/// Whether older versions of transformers saved a buffer of such a name.
+fn is_buffer(name: &str) -> bool {
+    const BUFFERS: [&str; 7] = [
+        ".rotary_emb.inv_freq",
+        ".attn.bias",
+        ".attn.masked_bias",
+        ".attention.bias",
+        ".attention.masked_bias",
+        ".embeddings.position_ids",
+        ".embeddings.token_type_ids",
+    ];
+    BUFFERS.iter().any(|buffer| name.ends_with(buffer) || name == &buffer[1..])
 }

@@ -39,6 +39,9 @@ mod hopper {
     }
 }
 
+/// The widest heads whose sums a block has in its registers.
+const WIDEST_WHOLE: usize = 256;
+
 /// A block takes all keys of a segment.
 const WHOLE_SEGMENTS: usize = usize::MAX;
 
@@ -51,31 +54,49 @@ struct Tiles {
 impl Tiles {
     /// Queries of a forward block; queries or keys of a backward one.
     fn rows(&self) -> usize {
-        if self.dtype == DType::F32 { 32 } else { 64 }
+        match self.dtype {
+            DType::F32 if self.width > WIDEST_WHOLE => 16,
+            DType::F32 => 32,
+            _ => 64,
+        }
+    }
+
+    /// Blocks that share a result's columns.
+    fn slices(&self) -> usize {
+        if self.dtype == DType::F32 { 1 } else { self.width.div_ceil(WIDEST_WHOLE) }
     }
 
     /// Keys that stream past the block's queries, or queries past its keys; two tiles, one fetched while the other is used.
     fn bf16_columns(&self, widest_at_64: usize) -> usize {
-        if self.width <= widest_at_64 { 64 } else { 32 }
+        match self.width {
+            width if width <= widest_at_64 => 64,
+            width if width <= WIDEST_WHOLE => 32,
+            _ => 16,
+        }
+    }
+
+    /// `resident` tiles of rows, past which two of 32 stream, and `weights` of each row.
+    fn f32_bytes(&self, resident: usize, weights: usize) -> usize {
+        ((resident * self.rows() + 2 * 32) * (self.width + 4) + weights * self.rows() * 32) * 4
     }
 
     fn forward_bytes(&self) -> usize {
         match self.dtype {
-            DType::F32 => (3 * 32 * (self.width + 4) + 32 * 32) * 4,
+            DType::F32 => self.f32_bytes(1, 1),
             _ => (self.rows() + 4 * self.bf16_columns(128)) * (self.width + 8) * 2,
         }
     }
 
     fn backward_queries_bytes(&self) -> usize {
         match self.dtype {
-            DType::F32 => (4 * 32 * (self.width + 4) + 32 * 32) * 4,
+            DType::F32 => self.f32_bytes(2, 1),
             _ => (2 * self.rows() + 4 * self.bf16_columns(128)) * (self.width + 8) * 2,
         }
     }
 
     fn backward_keys_bytes(&self) -> usize {
         match self.dtype {
-            DType::F32 => (4 * 32 * (self.width + 4) + 2 * 32 * 32) * 4,
+            DType::F32 => self.f32_bytes(2, 2),
             _ => {
                 let queries = self.bf16_columns(64);
                 (2 * self.rows() + 4 * queries) * (self.width + 8) * 2 + 2 * queries * 16
@@ -98,6 +119,7 @@ pub(super) fn forward(kernel: &Attention, stream: &mut Stream) {
             name: "attention_forward",
             rows: hopper::QUERIES,
             heads: q.count,
+            slices: 1,
             threads: hopper::FORWARD_THREADS,
             shared_bytes: hopper::FORWARD_BYTES,
         };
@@ -128,6 +150,7 @@ fn attend(
         name: "attention_forward",
         rows: tiles.rows(),
         heads,
+        slices: tiles.slices(),
         threads: THREADS,
         shared_bytes: tiles.forward_bytes(),
     };
@@ -174,6 +197,7 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
                 name: "attention_backward",
                 rows: WHOLE_SEGMENTS,
                 heads: at_once.min(k.count - first),
+                slices: 1,
                 threads: hopper::BACKWARD_THREADS,
                 shared_bytes: hopper::BACKWARD_BYTES,
             };
@@ -196,7 +220,8 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     let of_queries = [("attention_backward_queries", q.count, tiles.backward_queries_bytes())];
     let of_keys = key_kernels.iter().map(|&name| (name, k.count, tiles.backward_keys_bytes()));
     for (name, heads, shared_bytes) in of_queries.into_iter().chain(of_keys) {
-        let launch = Launch { source, name, rows: tiles.rows(), heads, threads: THREADS, shared_bytes };
+        let (rows, slices) = (tiles.rows(), tiles.slices());
+        let launch = Launch { source, name, rows, heads, slices, threads: THREADS, shared_bytes };
         launch.over_segments(&parameters, segments, &[], dtype, stream);
     }
 }
@@ -212,7 +237,7 @@ fn launch_delta(parameters: &Parameters, heads: usize, dtype: DType, stream: &mu
     let name = if dtype == DType::F32 { "attention_delta_float" } else { "attention_delta_bf16" };
     // A row takes a warp, or eight lanes that read sixteen bytes each.
     let rows = if parameters.aligned == 1 { 4 * WARPS } else { WARPS };
-    let blocks = [(parameters.tokens as usize).div_ceil(rows), heads];
+    let blocks = [(parameters.tokens as usize).div_ceil(rows), heads, 1];
     // SAFETY: the kernel takes the parameters; the views live until it has run; the scratch memory is this stream's.
     unsafe { launch(&ROWS, name, blocks, THREADS, 0, parameters, stream) };
 }
@@ -221,7 +246,7 @@ fn launch_delta(parameters: &Parameters, heads: usize, dtype: DType, stream: &mu
 fn launch_sinks(parameters: &Parameters, heads: usize, stream: &mut Stream) {
     if parameters.dsinks != 0 {
         // SAFETY: as for `launch_delta`.
-        unsafe { launch(&ROWS, "attention_sinks", [heads, 1], THREADS, 0, parameters, stream) };
+        unsafe { launch(&ROWS, "attention_sinks", [heads, 1, 1], THREADS, 0, parameters, stream) };
     }
 }
 
@@ -234,7 +259,7 @@ pub(super) fn cached(kernel: &CachedAttention, stream: &mut Stream) {
     parameters.set_scores(scores);
     parameters.aligned = are_aligned(&[q, cached_k, cached_v, out]) as u32;
     let name = if dtype == DType::F32 { "attention_append_float" } else { "attention_append_bf16" };
-    let append = Launch { source: &ROWS, name, rows: 1, heads: k.count, threads: THREADS, shared_bytes: 0 };
+    let append = Launch { source: &ROWS, name, rows: 1, heads: k.count, slices: 1, threads: THREADS, shared_bytes: 0 };
     let new = Parameters { dk: Heads::of(k), dv: Heads::of(v), ..parameters };
     append.over_segments(&new, segments, lengths, dtype, stream);
     attend(&parameters, q.count, dtype, segments, lengths, stream);
@@ -248,6 +273,8 @@ struct Launch {
     rows: usize,
     /// Query or key heads: the grid's height.
     heads: usize,
+    /// The grid's depth.
+    slices: usize,
     threads: u32,
     shared_bytes: usize,
 }
@@ -298,7 +325,7 @@ impl Launch {
                 heads.address += (rows * heads.stride as usize * dtype.size_bytes()) as u64;
             }
         }
-        let blocks = [tokens.len() / self.rows + segments.len(), self.heads];
+        let blocks = [tokens.len() / self.rows + segments.len(), self.heads, self.slices];
         // SAFETY: the kernel takes the parameters, whose views live until it has run.
         unsafe { launch(self.source, self.name, blocks, self.threads, self.shared_bytes, &parameters, stream) };
     }
@@ -309,20 +336,16 @@ impl Launch {
 unsafe fn launch(
     source: &'static Source,
     name: &str,
-    [across, down]: [usize; 2],
+    blocks: [usize; 3],
     threads: u32,
     shared_bytes: usize,
     parameters: &Parameters,
     stream: &mut Stream,
 ) {
-    if across == 0 || down == 0 {
+    if blocks.contains(&0) {
         return;
     }
-    let shape = Shape {
-        blocks: [number(across), number(down), 1],
-        threads: [threads, 1, 1],
-        shared_bytes: shared_bytes as u32,
-    };
+    let shape = Shape { blocks: blocks.map(number), threads: [threads, 1, 1], shared_bytes: shared_bytes as u32 };
     // SAFETY: the caller's promise.
     unsafe { stream.launch_with(source, name, shape, parameters) };
 }

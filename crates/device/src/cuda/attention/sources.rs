@@ -112,7 +112,7 @@ macro_rules! variants {
     };
 }
 
-static VARIANTS: [Variant; 6] = variants!(32, 64, 96, 128, 192, 256);
+static VARIANTS: [Variant; 7] = variants!(32, 64, 96, 128, 192, 256, 512);
 
 /// The width of heads that the kernels of warpgroups are written for.
 pub(super) const HOPPER_WIDTH: usize = 64;
@@ -141,7 +141,7 @@ pub(super) static ROWS: Source =
     Source { name: "attention/rows.cu", parts: &[kernels!("shared.cuh"), kernels!("rows.cu")] };
 
 /// The width of the widest variant.
-pub const WIDEST_HEAD: usize = 256;
+pub const WIDEST_HEAD: usize = 512;
 
 impl Variant {
     pub fn of(dim: usize) -> &'static Variant {
@@ -163,10 +163,11 @@ impl Variant {
     }
 }
 
-/// The sources of the narrowest and the widest heads, which take every branch: the others differ by a number.
+/// The sources of the narrowest and the widest heads, and of the widest that are not sliced, which take every branch: the others
+/// differ by a number.
 pub(in super::super) fn sources() -> impl Iterator<Item = &'static Source> {
     let of_variant =
         |variant: &'static Variant| variant.forward.iter().chain(&variant.backward).flatten().chain(&variant.f32);
-    let of_widths = [&VARIANTS[0], &VARIANTS[VARIANTS.len() - 1]].into_iter().flat_map(of_variant);
+    let of_widths = [0, VARIANTS.len() - 2, VARIANTS.len() - 1].map(|i| &VARIANTS[i]).into_iter().flat_map(of_variant);
     of_widths.chain(HOPPER_FORWARD.iter().chain(&HOPPER_BACKWARD).flatten()).chain([&ROWS])
 }

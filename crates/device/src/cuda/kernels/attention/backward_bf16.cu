@@ -5,8 +5,8 @@
 //
 // Queries' gradients and keys' gradients are computed by kernels of their own, each in a fixed order.
 
-#define QUERIES (WIDTH <= 64 ? 64 : 32)
-#define KEYS (WIDTH <= 128 ? 64 : 32)
+#define QUERIES (WIDTH <= 64 ? 64 : WIDTH <= 256 ? 32 : 16)
+#define KEYS (WIDTH <= 128 ? 64 : WIDTH <= 256 ? 32 : 16)
 // Narrow heads leave room for three blocks on a multiprocessor, which is faster by some percent; wide ones would spill.
 #define LEAST_BLOCKS (WIDTH <= 64 ? 3 : 1)
 #define KEPT (WIDTH <= 64)
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     }
     float scale = CHANGES ? LOG2_E : p.scale * LOG2_E, slope = CHANGES ? slope_of(p, head) : 0;
     Left<KEPT> left_queries = {queries, row}, left_dout = {dout, row};
-    float sums[WIDTH / 8][4];
+    float sums[SLICE / 8][4];
     clear(sums);
     for (int start = begin, stage = 0; start < end; start += KEYS, stage ^= 1) {
         if (start + KEYS < end) {
@@ -143,7 +143,7 @@ template <bool DK, bool DV> __device__ __forceinline__ void backward_keys(const 
 
     float scale = CHANGES ? LOG2_E : p.scale * LOG2_E;
     Left<KEPT> left_keys = {keys, row}, left_values = {values, row};
-    float key_sums[DK ? WIDTH / 8 : 1][4], value_sums[DV ? WIDTH / 8 : 1][4];
+    float key_sums[DK ? SLICE / 8 : 1][4], value_sums[DV ? SLICE / 8 : 1][4];
     if constexpr (DK) {
         clear(key_sums);
     }

@@ -8,6 +8,10 @@
 // a matrix lie in different ones.
 #define PITCH (WIDTH + 8)
 #define ROW 16
+// The columns of a result that a block computes: the sums of more are too many for its threads' registers. Blocks of the
+// other slices compute the same weights.
+#define SLICE (WIDTH <= 256 ? WIDTH : 256)
+#define SLICE_START (WIDTH <= 256 ? 0 : (int)blockIdx.z * SLICE)
 
 // Begins to copy rows [ROWS, W] of a head to shared memory; rows from `end` on are zero.
 template <int ROWS>
@@ -90,10 +94,10 @@ __device__ __forceinline__ void multiply_transposed(float (&sums)[COLUMNS / 8][4
     }
 }
 
-// sums [16, W] += weights [16, SUMMANDS] · right [SUMMANDS, W]. The weights, as `multiply_transposed` leaves them, are
+// sums [16, SLICE] += weights [16, SUMMANDS] · the slice of right [SUMMANDS, W]. The weights, as `multiply_transposed` leaves them, are
 // rounded to bf16.
 template <int SUMMANDS>
-__device__ __forceinline__ void add_weighted(float (&sums)[WIDTH / 8][4], const float (&weights)[SUMMANDS / 8][4],
+__device__ __forceinline__ void add_weighted(float (&sums)[SLICE / 8][4], const float (&weights)[SUMMANDS / 8][4],
                                              const u16 *right) {
 #pragma unroll
     for (int i = 0; i < SUMMANDS / 16; i++) {
@@ -101,9 +105,9 @@ __device__ __forceinline__ void add_weighted(float (&sums)[WIDTH / 8][4], const 
         u32 rows[4] = {rounded_pair(first[0], first[1]), rounded_pair(first[2], first[3]),
                        rounded_pair(second[0], second[1]), rounded_pair(second[2], second[3])};
 #pragma unroll
-        for (int step = 0; step < (WIDTH / 16); step++) {
+        for (int step = 0; step < (SLICE / 16); step++) {
             u32 columns[4];
-            load_transposed(columns, left_row(right, i * 16, step * 16));
+            load_transposed(columns, left_row(right, i * 16, SLICE_START + step * 16));
             multiply_add(sums[2 * step], rows, columns[0], columns[1]);
             multiply_add(sums[2 * step + 1], rows, columns[2], columns[3]);
         }
@@ -114,9 +118,9 @@ __device__ __forceinline__ void add_weighted(float (&sums)[WIDTH / 8][4], const 
 #define ROW_OF(number) ((int)(threadIdx.x % LANES / 4) + (number) / 2 * 8)
 #define COLUMN_OF(part, number) ((part) * 8 + (int)(threadIdx.x % 4) * 2 + (number) % 2)
 
-// Stores sums [16, W], each row multiplied by a factor, as rows of a head; rows from `end` on are nobody's.
+// Stores sums [16, SLICE], each row multiplied by a factor, as rows of a head; rows from `end` on are nobody's.
 __device__ __forceinline__ void store_rows(const Parameters &p, const Heads &heads, int head, i64 first, int row,
-                                           int end, const float (&sums)[WIDTH / 8][4], const float (&factors)[2]) {
+                                           int end, const float (&sums)[SLICE / 8][4], const float (&factors)[2]) {
     u16 *to = (u16 *)heads.address + head * heads.step;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -126,8 +130,8 @@ __device__ __forceinline__ void store_rows(const Parameters &p, const Heads &hea
         }
         u16 *line = to + (first + at) * heads.stride;
 #pragma unroll
-        for (int part = 0; part < WIDTH / 8; part++) {
-            int column = COLUMN_OF(part, 0);
+        for (int part = 0; part < SLICE / 8; part++) {
+            int column = SLICE_START + COLUMN_OF(part, 0);
             u32 pair = rounded_pair(sums[part][2 * half] * factors[half], sums[part][2 * half + 1] * factors[half]);
             if (p.aligned) {
                 if (column < p.dim) {
@@ -145,9 +149,9 @@ __device__ __forceinline__ void store_rows(const Parameters &p, const Heads &hea
     }
 }
 
-__device__ __forceinline__ void clear(float (&sums)[WIDTH / 8][4]) {
+__device__ __forceinline__ void clear(float (&sums)[SLICE / 8][4]) {
 #pragma unroll
-    for (int i = 0; i < WIDTH / 8; i++) {
+    for (int i = 0; i < SLICE / 8; i++) {
         sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0;
     }
 }

@@ -1,17 +1,19 @@
 // Attention in f32, by fused multiply-adds. Each warp has some rows of its block's tile; its lanes are the columns of a
 // product of two tiles, or every 32nd column of a head. Compiled for a WIDTH, and for CHANGES of scores.
 
-#define ROWS_EACH 8
+// Wide heads leave room for fewer rows in shared memory.
+#define ROWS_EACH (WIDTH <= 256 ? 8 : 4)
 #define ROWS (WARPS * ROWS_EACH)
 #define COLUMNS LANES
 // Floats from one row in shared memory to the next: eight lanes that read four floats of a row each meet all banks.
 #define PITCH (WIDTH + 4)
 #define PARTS (WIDTH / LANES)
 
+template <int COUNT>
 __device__ __forceinline__ void fetch_rows(const Parameters &p, const Heads &heads, int head, i64 first, int start,
                                            int end, float *to) {
     const float *from = (const float *)heads.address + head * heads.step;
-    for (int i = threadIdx.x; i < LANES * WIDTH; i += THREADS) {
+    for (int i = threadIdx.x; i < COUNT * WIDTH; i += THREADS) {
         int row = i / WIDTH, column = i % WIDTH;
         bool is_there = start + row < end && column < p.dim;
         to[row * PITCH + column] = is_there ? from[(first + start + row) * heads.stride + column] : 0;
@@ -99,7 +101,7 @@ __device__ __forceinline__ bool sees(const Parameters &p, int position, int key,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __grid_constant__ Parameters p) {
-    // [32, W] each; this warp's [ROWS_EACH, 32]
+    // [ROWS, W], [32, W] twice; this warp's [ROWS_EACH, 32]
     float *queries = (float *)memory, *keys = queries + ROWS * PITCH, *values = keys + COLUMNS * PITCH;
     float *weights = values + COLUMNS * PITCH + threadIdx.x / LANES * ROWS_EACH * COLUMNS;
     Tile tile;
@@ -110,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
     int first = tile.start + threadIdx.x / LANES * ROWS_EACH, last = min(tile.start + ROWS, tile.queries) - 1;
     int begin = first_seen(p, tile.before + tile.start) / COLUMNS * COLUMNS;
     int end = end_seen(p, tile.before + last, tile.keys);
-    fetch_rows(p, p.q, head, tile.first_query, tile.start, tile.queries, queries);
+    fetch_rows<ROWS>(p, p.q, head, tile.first_query, tile.start, tile.queries, queries);
     float highest[ROWS_EACH], total[ROWS_EACH], sums[ROWS_EACH][PARTS];
     clear(sums);
     float sink = CHANGES ? sink_of(p, head) : -INFINITY_F32, slope = CHANGES ? slope_of(p, head) : 0;
@@ -122,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
     }
     for (int start = begin; start < end; start += COLUMNS) {
         __syncthreads();
-        fetch_rows(p, p.k, key_head, tile.first_key, start, tile.keys, keys);
-        fetch_rows(p, p.v, key_head, tile.first_key, start, tile.keys, values);
+        fetch_rows<COLUMNS>(p, p.k, key_head, tile.first_key, start, tile.keys, keys);
+        fetch_rows<COLUMNS>(p, p.v, key_head, tile.first_key, start, tile.keys, values);
         __syncthreads();
         float scores[ROWS_EACH];
         multiply_transposed(scores, queries, keys);
@@ -180,15 +182,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
     int head = p.head_start + blockIdx.y, key_head = head / p.group, lane = threadIdx.x % LANES;
     int first = tile.start + threadIdx.x / LANES * ROWS_EACH, last = min(tile.start + ROWS, tile.queries) - 1;
     int begin = first_seen(p, tile.start) / COLUMNS * COLUMNS, end = end_seen(p, last, tile.keys);
-    fetch_rows(p, p.q, head, tile.first_query, tile.start, tile.queries, queries);
-    fetch_rows(p, p.dout, head, tile.first_query, tile.start, tile.queries, dout);
+    fetch_rows<ROWS>(p, p.q, head, tile.first_query, tile.start, tile.queries, queries);
+    fetch_rows<ROWS>(p, p.dout, head, tile.first_query, tile.start, tile.queries, dout);
     float slope = CHANGES ? slope_of(p, head) : 0;
     float sums[ROWS_EACH][PARTS];
     clear(sums);
     for (int start = begin; start < end; start += COLUMNS) {
         __syncthreads();
-        fetch_rows(p, p.k, key_head, tile.first_key, start, tile.keys, keys);
-        fetch_rows(p, p.v, key_head, tile.first_key, start, tile.keys, values);
+        fetch_rows<COLUMNS>(p, p.k, key_head, tile.first_key, start, tile.keys, keys);
+        fetch_rows<COLUMNS>(p, p.v, key_head, tile.first_key, start, tile.keys, values);
         __syncthreads();
         float scores[ROWS_EACH], gradients[ROWS_EACH];
         multiply_transposed(scores, queries, keys);
@@ -237,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     int key_head = p.head_start / p.group + blockIdx.y, lane = threadIdx.x % LANES;
     int first = tile.start + threadIdx.x / LANES * ROWS_EACH, last = min(tile.start + ROWS, tile.keys) - 1;
     int begin = first_seeing(p, tile.start), end = end_seeing(p, last, tile.queries);
-    fetch_rows(p, p.k, key_head, tile.first_key, tile.start, tile.keys, keys);
-    fetch_rows(p, p.v, key_head, tile.first_key, tile.start, tile.keys, values);
+    fetch_rows<ROWS>(p, p.k, key_head, tile.first_key, tile.start, tile.keys, keys);
+    fetch_rows<ROWS>(p, p.v, key_head, tile.first_key, tile.start, tile.keys, values);
     float key_sums[ROWS_EACH][PARTS], value_sums[ROWS_EACH][PARTS];
     clear(key_sums);
     clear(value_sums);
@@ -247,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float slope = CHANGES ? slope_of(p, head) : 0;
         for (int start = begin; start < end; start += COLUMNS) {
             __syncthreads();
-            fetch_rows(p, p.q, head, tile.first_query, start, tile.queries, queries);
-            fetch_rows(p, p.dout, head, tile.first_query, start, tile.queries, dout);
+            fetch_rows<COLUMNS>(p, p.q, head, tile.first_query, start, tile.queries, queries);
+            fetch_rows<COLUMNS>(p, p.dout, head, tile.first_query, start, tile.queries, dout);
             __syncthreads();
             float scores[ROWS_EACH], products[ROWS_EACH];
             multiply_transposed(scores, keys, queries);

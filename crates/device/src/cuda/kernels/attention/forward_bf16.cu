@@ -1,7 +1,7 @@
 // out = drop(softmax(scale · q·kᵀ)) · v: a block has a tile of queries of one head, past which tiles of keys stream.
 
 #define QUERIES (WARPS * ROW)
-#define KEYS (WIDTH <= 128 ? 64 : 32)
+#define KEYS (WIDTH <= 128 ? 64 : WIDTH <= 256 ? 32 : 16)
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __grid_constant__ Parameters p) {
     // [QUERIES, W], then [KEYS, W] twice each.
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
     Left<(WIDTH <= 128)> left = {queries, row};
     Softmax softmax = begin_softmax(p, head);
     float slope = CHANGES ? slope_of(p, head) : 0;
-    float sums[WIDTH / 8][4];
+    float sums[SLICE / 8][4];
     clear(sums);
     for (int start = begin, stage = 0; start < end; start += KEYS, stage ^= 1) {
         if (start + KEYS < end) {
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
         float sum = over_row(softmax.sum[half], true);
         factors[half] = p.kept / sum;
         int query = tile.start + row + ROW_OF(2 * half);
-        if (p.logsum && threadIdx.x % 4 == 0 && query < tile.queries) {
+        if (p.logsum && SLICE_START == 0 && threadIdx.x % 4 == 0 && query < tile.queries) {
             float logsum = softmax.highest[half] * LN_2 + logf(sum);
             ((float *)p.logsum)[(tile.first_query + query) * p.logsum_stride + head] = logsum;
         }
