@@ -258,7 +258,7 @@ mod tests {
             (of_table("id, instruction, output"), "data.format = \"alpaca\","),
             (of_record(&["instruction", "output"]), "data.format = \"alpaca\","),
             (of_record(&["messages"]), "data.format = \"messages\","),
-            (of_record(&["sentence", "label"]), "data.format = \"labelled\","),
+            (of_record(&["text", "label"]), "data.format = \"labelled\","),
             (of_table("conversations"), "data.messages_column = \"conversations\","),
             (of_record(&["instruction"]), "set data.format to what the records hold,"),
         ] {

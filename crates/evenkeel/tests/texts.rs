@@ -187,6 +187,6 @@ fn models_data_and_labels_that_do_not_go_together_are_refused() {
     place.refused(&train(&["data.labels=[]"]), &["has label \"a\"", "expected a number from 0 to 4"]);
     place.refused(&train(&["data.packing_strategy=cut"]), &["`data.packing_strategy` is for texts that are continued"]);
     place.refused(&train(&["data.sequence=100"]), &["80 positions"]);
-    place.refused(&train(&["data.labels=[\"a\", \"b\"]"]), &["classifier.weight", "needs [2, 32]"]);
+    place.refused(&train(&["data.labels=[\"a\", \"b\"]"]), &["has 5 labels, and 2 are asked for", "data.labels"]);
     place.refused(&["generate", "bert", "--prompt", "x"], &["classifies texts and generates no text"]);
 }

@@ -299,7 +299,7 @@ fn targets_that_match_nothing_are_refused_with_what_there_is() {
     refused("gpt2", with(names(&["q_proj"])), "it has c_attn, c_proj, c_fc");
     refused("llama3", with(Targets::Pattern("q_proj".into())), "`q_proj` matches nothing");
     let all_excluded = AdapterConfig { excluded: Some(Targets::Pattern(".*".into())), ..AdapterConfig::default() };
-    refused("llama3", all_excluded, "matches nothing");
+    refused("llama3", all_excluded, "the adapter adapts nothing");
     let no_such_module = AdapterConfig { trained_modules: vec!["wte".into()], ..AdapterConfig::default() };
     refused("llama3", no_such_module, "`wte` matches nothing in this model; it has embed_tokens, ");
     refused("llama3", AdapterConfig { rank: 0, ..AdapterConfig::default() }, "rank 0 is not between 1 and");

@@ -22,8 +22,9 @@ fn text_cases() -> impl Iterator<Item = &'static str> {
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 1e-4,
-        // Every layer rounds to eight bits, and tiles round attention's weights, which the cached kernel does not.
-        _ => 1e-1,
+        // Every layer rounds to eight bits, and tiles round attention's weights, which the cached kernel does not. Logits reach 2 to
+        // 3; without tiles all are within 0.1, with them only Gemma 4 is not, whose layers share keys: 0.16.
+        _ => 2e-1,
     }
 }
 

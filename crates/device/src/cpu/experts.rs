@@ -249,7 +249,7 @@ impl Run for GroupedProduct {
     }
 }
 
-/// The most rows of an expert whose product is one thread's, by shape alone: so few of all that threads finish together.
+/// The most rows of an expert whose product is one thread's: so few of all that threads finish together, however many they are.
 fn most_rows_alone(all: usize) -> usize {
     all / 16
 }

@@ -78,8 +78,12 @@ impl Product {
 
     /// M, N, K.
     pub fn dims(&self) -> [usize; 3] {
-        let depth = if self.order == Order::TN { self.a.rows } else { self.a.cols };
-        [self.out.rows, self.out.cols, depth]
+        let (a, b) = (self.a, self.b);
+        match self.order {
+            Order::NN => [a.rows, b.cols, a.cols],
+            Order::NT => [a.rows, b.rows, a.cols],
+            Order::TN => [a.cols, b.cols, a.rows],
+        }
     }
 }
 
@@ -91,7 +95,8 @@ impl Operation for Product {
             Order::NT => ([m, k], [n, k]),
             Order::TN => ([k, m], [k, n]),
         };
-        assert_eq!((self.a.shape(), self.b.shape()), (a, b), "Product {:?} into {:?}", self.order, [m, n]);
+        let shapes = [self.a, self.b, self.out].map(|view| view.shape());
+        assert_eq!(shapes, [a, b, [m, n]], "Product {:?}", self.order);
         assert_eq!(self.a.dtype, self.b.dtype, "Product: operands of different dtypes");
         if let Some(second) = self.second() {
             assert_eq!(second.a.dtype, self.a.dtype, "Product: operands of different dtypes");

@@ -312,7 +312,10 @@ impl Model {
         // A mask is a square, a bias a vector.
         let is_bias =
             |name: &str| name.ends_with(".bias") && folder.tensor(name).is_some_and(|tensor| tensor.shape().len() == 1);
-        let is_unexpected = |name: &&str| !self.may_be_ignored(name) || (is_bias(name) && is_buffer(name));
+        let is_unexpected = |name: &&str| match is_buffer(name) && is_bias(name) {
+            true => !self.carries(name),
+            false => !self.may_be_ignored(name),
+        };
         let unexpected: Vec<&str> = present.difference(&known).copied().filter(is_unexpected).collect();
         match unexpected.first() {
             None => Ok(()),

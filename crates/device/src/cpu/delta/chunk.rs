@@ -8,13 +8,10 @@
 use super::super::matrix::Element;
 use super::super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::block::{Block, Cutter};
-use super::fading::{Decays, Fading, lanes_until};
+use super::fading::{Decays, Fading, lanes_until, unless_tiny};
 use super::product::{Level, Multiply, Packing, Zeros, turned};
 use super::rows::{LoadUnits, PerRow, Rows, ScaleRows};
 use crate::kernel::DELTA_CHUNK;
-
-/// Rows of a triangle that are inverted one after another.
-const TRIANGLE: usize = LANES;
 
 /// The sizes of heads as products take them.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +43,7 @@ pub(super) struct Chunk {
     pub scores: Block,
     /// [C, C]: D.
     pub decays: Block,
-    /// [C, C]: M.
+    /// [C, C]: M, and sixteen rows of whatever.
     mixing: Block,
     /// [2C, K]: rows of units times factors.
     pub scaled: Block,
@@ -61,7 +58,7 @@ impl Chunk {
             units: cutter.block([2 * DELTA_CHUNK, key]),
             scores: cutter.block([2 * DELTA_CHUNK, DELTA_CHUNK]),
             decays: cutter.block([DELTA_CHUNK; 2]),
-            mixing: cutter.block([DELTA_CHUNK; 2]),
+            mixing: cutter.block([DELTA_CHUNK + LANES, DELTA_CHUNK]),
             scaled: cutter.block([2 * DELTA_CHUNK, key]),
             packing: Packing::cut(
                 level,
@@ -78,7 +75,7 @@ impl Chunk {
             units: self.units.corner(2 * rows, self.units.cols),
             scores: self.scores.corner(2 * rows, rows),
             decays: self.decays.corner(rows, rows),
-            mixing: self.mixing.corner(rows, rows),
+            mixing: self.mixing.corner(rows + LANES, rows),
             scaled: self.scaled.corner(2 * rows, self.scaled.cols),
             packing: self.packing,
         }
@@ -142,23 +139,10 @@ impl Chunk {
 
     /// T, from the keys' scores and the decays.
     pub fn invert(&self, fading: &Fading, inverse: Block) {
-        let (m, factors) = (self.mixing, &fading.takes);
+        let m = self.mixing.corner(self.rows(), self.rows());
+        let factors = &fading.takes;
         vectorise(Weigh { scores: lower(self.scores), decays: self.decays, factors, end: 0, to: m });
-        for first in (0..self.rows()).step_by(TRIANGLE) {
-            let of_triangle = |block: Block| block.row_range(first..first + TRIANGLE);
-            if first > 0 {
-                let product = Multiply {
-                    out: of_triangle(inverse).corner(TRIANGLE, first),
-                    left: of_triangle(m).corner(TRIANGLE, first).into(),
-                    right: inverse.corner(first, first).into(),
-                    keep: 0.0,
-                    zeros: Zeros::None,
-                };
-                // SAFETY: the rows above the triangle's are written, and no others are read.
-                unsafe { self.packing.multiply_fused(product) };
-            }
-            vectorise(Substitute { m, inverse, first });
-        }
+        vectorise(Invert { m, inverse });
     }
 
     /// N of the values `v`, for K̂S in `read`, which it overwrites.
@@ -228,40 +212,58 @@ impl Vectorised for Weigh<'_> {
                     let product = s.mul(s.load(self.scores.at(row, col)), s.load(self.decays.at(row, col)));
                     // A selection, since scores above the diagonal are whatever was there.
                     let kept = lanes_until(row + self.end, col);
-                    s.store(self.to.at(row, col), s.select_bits(kept, s.mul(product, factor), s.splat(0.0)));
+                    let weight = unless_tiny(s, s.mul(product, factor));
+                    s.store(self.to.at(row, col), s.select_bits(kept, weight, s.splat(0.0)));
                 }
             }
         }
     }
 }
 
-/// Rows `first..first + TRIANGLE` of (I + m)^-1, which hold the product of m's rows and the inverse's rows above them.
-struct Substitute {
+/// `inverse = (I + m)^-1`, of which m's part below the diagonal is read: sixteen rows of sixteen columns after another.
+struct Invert {
     m: Block,
     inverse: Block,
-    first: usize,
 }
 
-impl Vectorised for Substitute {
+impl Vectorised for Invert {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for row in self.first..self.first + TRIANGLE {
-            for col in (0..self.inverse.cols).step_by(LANES) {
-                let to = self.inverse.at(row, col);
-                // SAFETY: whole vectors of blocks; the rows above are complete.
-                unsafe {
-                    let mut sum = if col < self.first { s.load(to) } else { s.splat(0.0) };
-                    if col <= self.first {
-                        for above in self.first..row {
-                            let factor = s.splat(self.m.at(row, above).read());
-                            sum = s.mul_add(factor, s.load(self.inverse.at(above, col)), sum);
+        let zero = s.splat(0.0);
+        for first in (0..self.inverse.rows).step_by(LANES) {
+            for col in (first + LANES..self.inverse.cols).step_by(LANES) {
+                // SAFETY: whole vectors of a block, here and below.
+                (first..first + LANES).for_each(|row| unsafe { s.store(self.inverse.at(row, col), zero) });
+            }
+            for col in (0..=first).step_by(LANES) {
+                // The negative rows of I, and the product of m and the inverse's rows above.
+                let mut sums = [zero; LANES];
+                if col == first {
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        *sum = s.select_bits(1 << i, s.splat(-1.0), zero);
+                    }
+                }
+                for above in col..first {
+                    // SAFETY: above, and numbers of m.
+                    unsafe {
+                        let row = s.load(self.inverse.at(above, col));
+                        for (i, sum) in sums.iter_mut().enumerate() {
+                            *sum = s.mul_add(s.splat(self.m.at(first + i, above).read()), row, *sum);
                         }
                     }
-                    s.store(to, s.sub(s.splat(0.0), sum));
-                    if col == self.first {
-                        self.inverse.at(row, row).write(1.0);
+                }
+                for done in first..first + LANES {
+                    let row = unless_tiny(s, s.sub(zero, sums[0]));
+                    let below = self.m.at(done, done);
+                    // SAFETY: as above. Sixteen rows follow m's, and nothing of theirs enters the inverse.
+                    unsafe {
+                        s.store(self.inverse.at(done, col), row);
+                        for i in 1..LANES {
+                            let factor = s.splat(below.wrapping_add(i * self.m.stride).read());
+                            sums[i - 1] = s.mul_add(factor, row, sums[i]);
+                        }
                     }
                 }
             }

@@ -111,9 +111,9 @@ impl Vectorised for Exponentials<'_> {
             // SAFETY: whole vectors of arrays.
             unsafe {
                 let [high, low] = [s.load(high.as_ptr().add(row)), s.load(low.as_ptr().add(row))];
-                s.store(since_start.as_mut_ptr().add(row), exp(s, high));
+                s.store(since_start.as_mut_ptr().add(row), unless_tiny(s, exp(s, high)));
                 let left = s.add(s.sub(last_high, high), s.sub(last_low, low));
-                s.store(to_end.as_mut_ptr().add(row), exp(s, left));
+                s.store(to_end.as_mut_ptr().add(row), unless_tiny(s, exp(s, left)));
                 let take = takes.as_mut_ptr().add(row);
                 s.store(take, sigmoid(s, s.load(take)));
             }
@@ -141,13 +141,21 @@ impl Vectorised for Decays<'_> {
                     // SAFETY: whole vectors of arrays, which are at least as long as the rows.
                     let [highs, lows] = unsafe { [s.load(high.as_ptr().add(col)), s.load(low.as_ptr().add(col))] };
                     let sum = s.add(s.sub(s.splat(high[row]), highs), s.sub(s.splat(low[row]), lows));
-                    decay = s.select_bits(lanes_until(row + 1, col), exp(s, sum), decay);
+                    decay = s.select_bits(lanes_until(row + 1, col), unless_tiny(s, exp(s, sum)), decay);
                 }
                 // SAFETY: whole vectors of a block.
                 unsafe { s.store(self.to.at(row, col), decay) };
             }
         }
     }
+}
+
+/// Zero for numbers below 2⁻⁶², whose products may be subnormal: CPUs take a hundred cycles for each of those, and what faded so far
+/// is lost beside anything that did not. Measured with strong decays: a third of the time without it.
+#[inline(always)]
+pub(super) fn unless_tiny<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+    const LEAST: f32 = 1.0 / (1u64 << 62) as f32;
+    s.select_less(s.abs(x), s.splat(LEAST), s.splat(0.0), x)
 }
 
 /// The lanes of a vector that begins at column `col` which lie before column `end`.

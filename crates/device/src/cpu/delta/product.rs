@@ -153,12 +153,9 @@ impl Packing {
         }
     }
 
-    /// The same, of f32 at every level.
-    ///
     /// # Safety
     /// As [`Packing::multiply`].
-    pub unsafe fn multiply_fused(&self, product: Multiply) {
-        let mut product = product;
+    unsafe fn multiply_fused(&self, mut product: Multiply) {
         if product.right.is_turned {
             let from = product.right.block;
             let to = Block::new(self.right, [from.cols, from.rows]);

@@ -113,6 +113,7 @@ macro_rules! tiles_level {
             const LEFT_PADDED: bool = true;
             const LEFT_REPACKED: bool = $repacked;
             const LEFT_ACROSS: bool = false;
+            const TURNS: bool = !$repacked;
 
             unsafe fn begin() {
                 // SAFETY: the caller's promise.

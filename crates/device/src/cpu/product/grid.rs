@@ -13,7 +13,7 @@ use super::super::team::{Scratch, Source};
 use super::super::{Team, WorkingMemory};
 use super::epilogue::Epilogue;
 use super::pack::{self, Packing, SQUARE};
-use crate::kernel::{Order, Product};
+use crate::kernel::{Order, Product, Term};
 
 /// Packed operands take at most this many words each; larger products are computed in slabs. Tests have small products.
 const SLAB_WORDS: usize = if cfg!(test) { 1 << 14 } else { 16 << 20 };
@@ -24,6 +24,9 @@ pub(super) const AHEAD_ROWS: usize = 4;
 const WORD_BYTES: usize = 4;
 /// Words that a packing task reads of each column.
 const PACK_DEPTH: usize = 256;
+/// Panels of rows across that a task packs, and words of each at a time.
+const PACK_PANELS: usize = 8;
+const PACK_WORDS: usize = 4;
 
 /// How one CPU level multiplies panels.
 pub(super) trait Level: 'static {
@@ -45,6 +48,8 @@ pub(super) trait Level: 'static {
     const LEFT_REPACKED: bool = false;
     /// Whether a left operand whose columns run along K may stay so, packed in squares' widths, or is turned.
     const LEFT_ACROSS: bool;
+    /// Whether tiles are square and may be computed transposed, so that the larger operand is the one that is not packed.
+    const TURNS: bool = false;
 
     /// # Safety
     /// The CPU has the level.
@@ -154,11 +159,13 @@ impl Slabs {
         let depth = |term: &Product| L::Packing::words(term.dims()[2]).next_multiple_of(L::DEPTH_STEP);
         let most = SLAB_WORDS / depth(product).max(1);
         let slab = |of: usize, step: usize| of.min(most).next_multiple_of(step).max(step);
+        let copies_first = must_copy_left::<L>(product);
         // A left operand in place needs one slab only.
-        let rows = if must_copy_left::<L>(product) { slab(m, padded_rows::<L>(1)) } else { m };
+        let rows = if copies_first { slab(m, padded_rows::<L>(1)) } else { m };
         let cols = slab(n, L::COLS);
         let sizes = |term: &Product| {
-            let (depth, copied) = (depth(term), must_copy_left::<L>(term));
+            // Slabs of rows are there for copies alone.
+            let (depth, copied) = (depth(term), copies_first || must_copy_left::<L>(term));
             let left_words = if copied { padded_rows::<L>(rows) * copy_stride(depth) } else { 0 };
             TermSizes { depth, copied, left_words, right_words: cols * depth }
         };
@@ -174,8 +181,9 @@ impl Slabs {
 
 /// The memory that [`run_tiles`] needs for a product.
 pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
+    let (product, _) = as_computed::<L>(product);
     let [m, n, _] = product.dims();
-    let slabs = Slabs::of::<L>(product);
+    let slabs = Slabs::of::<L>(&product);
     // The last slab may be of another size, and so may its blocks.
     let sizes = |all: usize, slab: usize| [all.min(slab), all % slab].into_iter().filter(|len| *len > 0);
     let of_block = |(rows, cols)| {
@@ -192,7 +200,8 @@ pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
 pub(super) fn most_working_memory<L: Level>(of: &dyn Fn(usize) -> Product, rows: usize) -> WorkingMemory {
     let whole = of(rows);
     let [m, n, _] = whole.dims();
-    let mut tried = vec![1, rows.saturating_sub(1).max(1), rows];
+    // With fewer rows than columns, operands may be exchanged.
+    let mut tried = vec![1, rows.saturating_sub(1).max(1), rows, rows.min(n.saturating_sub(1).max(1))];
     if whole.order == Order::TN {
         let depth = |rows: usize| L::Packing::words(rows).next_multiple_of(L::DEPTH_STEP);
         // The deepest operands that are computed in slabs of more rows or columns than this.
@@ -209,6 +218,7 @@ pub(super) fn most_working_memory<L: Level>(of: &dyn Fn(usize) -> Product, rows:
         }
     } else {
         // Blocks are as high as they become once there are tasks enough.
+        tried.push(rows.min(L::ROWS - 1));
         tried.extend((L::ROWS..rows.min(L::BLOCK.0 * TASKS_WANTED + 1)).step_by(L::ROWS));
     }
     let needs = tried.into_iter().map(|rows| working_memory::<L>(&of(rows)));
@@ -218,18 +228,20 @@ pub(super) fn most_working_memory<L: Level>(of: &dyn Fn(usize) -> Product, rows:
 /// # Safety
 /// The CPU has the level.
 pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {
+    let written = [Some(product.out), product.preactivation];
+    let (product, is_turned) = as_computed::<L>(product);
     let [m, n, _] = product.dims();
-    let slabs = Slabs::of::<L>(product);
+    let slabs = Slabs::of::<L>(&product);
     let [left_words, right_words] = slabs.words();
     let [mut left_operand, mut right_operand] = team.take_operands();
-    let (left_source, right_source) = sources::<L>(product);
+    let (left_source, right_source) = sources::<L>(&product);
     let keeps_left = left_operand.is_of(&left_source) && left_operand.memory.has_floats(left_words);
     let keeps_right = right_operand.is_of(&right_source) && right_operand.memory.has_floats(right_words);
     let copy = left_operand.memory.floats(left_words).as_mut_ptr().cast::<u32>();
     let right = right_operand.memory.floats(right_words).as_mut_ptr().cast::<u32>();
 
     let TermSizes { left_words, right_words, .. } = slabs.first;
-    let first = PackedTerm::new(*product, slabs.first, copy, right);
+    let first = PackedTerm::new(product, slabs.first, copy, right);
     let second = product.second().zip(slabs.second).map(|(term, sizes)| {
         PackedTerm::new(term, sizes, copy.wrapping_add(left_words), right.wrapping_add(right_words))
     });
@@ -245,14 +257,14 @@ pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue
             }
             let operands = |term: &PackedTerm| term.operands::<L>(rows.len());
             let (first, second) = (operands(&first), second.as_ref().map(operands));
-            let slab = Slab { first, second, rows: rows.clone(), cols: cols.clone() };
+            let slab = Slab { first, second, rows: rows.clone(), cols: cols.clone(), is_turned };
             // SAFETY: the caller's promise.
             unsafe { slab.run::<L, O>(epilogue, team) };
         }
     }
     left_operand.set_source((slabs.first.copied && slabs.rows >= m).then_some(left_source));
     right_operand.set_source((slabs.cols >= n).then_some(right_source));
-    for written in [Some(product.out), product.preactivation].iter().flatten() {
+    for written in written.iter().flatten() {
         left_operand.forget_if_within(written);
         right_operand.forget_if_within(written);
     }
@@ -264,11 +276,25 @@ fn sources<L: Level>(product: &Product) -> (Source, Source) {
     (source(product.a, product.order != Order::TN), source(product.b, product.order == Order::NT))
 }
 
+/// The product, or its transpose if that leaves the larger operand where it lies; and whether it is the transpose. `out` stays.
+fn as_computed<L: Level>(product: &Product) -> (Product, bool) {
+    let [m, n, _] = product.dims();
+    let are_along = product.order == Order::NT && product.also.is_none_or(|term| term.order == Order::NT);
+    if L::TURNS && are_along && m < n {
+        let also = product.also.map(|Term { order, a, b }| Term { order, a: b, b: a });
+        let turned = Product { a: product.b, b: product.a, also, ..*product };
+        if !must_copy_left::<L>(&turned) {
+            return (turned, true);
+        }
+    }
+    (*product, false)
+}
+
 fn must_copy_left<L: Level>(product: &Product) -> bool {
     let [m, _, k] = product.dims();
     let row_bytes = k * product.a.dtype.size_bytes();
     let depth_padded = !row_bytes.is_multiple_of(L::DEPTH_STEP * WORD_BYTES);
-    let rows_padded = L::LEFT_PADDED && !m.is_multiple_of(L::ROWS);
+    let rows_padded = L::LEFT_PADDED && m < L::ROWS;
     L::LEFT_REPACKED || depth_padded || rows_padded || product.order == Order::TN
 }
 
@@ -349,18 +375,26 @@ impl PackedTerm {
     fn pack_right<L: Level>(&self, cols: Range<usize>, team: &mut Team) {
         let b = matrix::<<L::Packing as Packing>::Element>(&self.product.b);
         let right = self.right;
-        let panels = cols.len().div_ceil(L::COLS);
-        let parts = right.depth.div_ceil(PACK_DEPTH);
         let is_along = self.product.order == Order::NT;
         let pack = if is_along { pack::pack_along::<L::Packing> } else { pack::pack_across::<L::Packing> };
-        team.tasks(panels * parts, |task, _| {
-            let col = task / parts * L::COLS;
-            let words = task % parts * PACK_DEPTH..right.depth.min((task % parts + 1) * PACK_DEPTH);
-            let count = L::COLS.min(cols.len() - col);
-            let width = count.next_multiple_of(L::WIDTH_STEP);
-            let to = right.panel(col, words.start, width);
-            // SAFETY: all levels have AVX-512, and the panel has room for these words.
-            unsafe { pack(&b, cols.start + col, count, words, to, width) };
+        // Rows across are read as far as they are in several panels: a line of each would come too late.
+        let (most_words, most_cols, words_together) =
+            if is_along { (PACK_DEPTH, L::COLS, PACK_DEPTH) } else { (PACK_DEPTH / 4, PACK_PANELS * L::COLS, PACK_WORDS) };
+        let parts = right.depth.div_ceil(most_words);
+        team.tasks(cols.len().div_ceil(most_cols) * parts, |task, _| {
+            let of_task = task / parts * most_cols..cols.len().min((task / parts + 1) * most_cols);
+            let first = task % parts * most_words;
+            let end = right.depth.min(first + most_words);
+            for word in (first..end).step_by(words_together) {
+                let words = word..end.min(word + words_together);
+                for col in of_task.clone().step_by(L::COLS) {
+                    let count = L::COLS.min(of_task.end - col);
+                    let width = count.next_multiple_of(L::WIDTH_STEP);
+                    let to = right.panel(col, words.start, width);
+                    // SAFETY: all levels have AVX-512, and the panel has room for these words.
+                    unsafe { pack(&b, cols.start + col, count, words.clone(), to, width) };
+                }
+            }
         });
     }
 }
@@ -377,6 +411,8 @@ struct Slab {
     second: Option<SlabOperands>,
     rows: Range<usize>,
     cols: Range<usize>,
+    /// Whether rows and columns are the output's columns and rows.
+    is_turned: bool,
 }
 
 impl Slab {
@@ -421,7 +457,9 @@ impl Slab {
             let words = (index * step).min(depth)..((index + 1) * step).min(depth);
             let mut tile = 0;
             for row in rows.clone().step_by(L::ROWS) {
-                let left = all_left.part(row, L::ROWS, words.start);
+                // A panel that would have too few rows begins earlier; some of its sums are those of rows before.
+                let from = if L::LEFT_PADDED { row.min(self.rows.len().saturating_sub(L::ROWS)) } else { row };
+                let left = all_left.part(from, L::ROWS, words.start);
                 let next_left = all_left.part(row + L::ROWS, L::ROWS, words.start);
                 for (panel, col) in cols.clone().step_by(L::COLS).enumerate() {
                     let count = L::COLS.min(cols.end - col);
@@ -435,20 +473,29 @@ impl Slab {
                     let ahead = next_left.part(panel * AHEAD_ROWS % L::ROWS, AHEAD_ROWS, 0);
                     let to = sums.wrapping_add(tile % buffers * L::ROWS * L::COLS);
                     tile += 1;
+                    let sums = Sums {
+                        tile: to,
+                        skipped: row - from,
+                        at: [self.rows.start + row, self.cols.start + col],
+                        shape: [L::ROWS.min(rows.end - row), count],
+                        is_turned: self.is_turned,
+                    };
+                    if index + 1 == steps {
+                        // SAFETY: the tile lies in the block, which is this task's, here and below.
+                        unsafe { sums.fetch(epilogue) };
+                    }
                     // SAFETY: the panels have these words, and the tile is one of the scratch.
                     unsafe { L::multiply(now, next, ahead, width, words.len(), to, index > 0) };
                     if index + 1 == steps {
                         if let Some(SlabOperands { left, right }) = &self.second {
-                            let left = left.part(row, L::ROWS, 0);
+                            let left = left.part(from, L::ROWS, 0);
                             let now = Panels { left, right: right.panel(col, 0, width) };
                             // SAFETY: as above.
                             unsafe { L::multiply(now, next, ahead, width, right.depth, to, true) };
                         }
-                        let at = (self.rows.start + row, self.cols.start + col);
-                        let sums = Sums { first: to, at, rows: L::ROWS.min(rows.end - row), cols: count };
                         // A tile is finished one later, when its last sums have arrived and other multiplications wait.
                         if let Some(before) = pending.replace(sums) {
-                            // SAFETY: the tile lies in the block, which is this task's.
+                            // SAFETY: above.
                             unsafe { before.finish::<L, O>(epilogue) };
                         }
                     }
@@ -474,18 +521,42 @@ fn sums_floats<L: Level>(rows: usize, cols: usize, depth: usize) -> usize {
 
 /// A tile that only lacks the epilogue.
 struct Sums {
-    first: *const f32,
-    at: (usize, usize),
-    rows: usize,
-    cols: usize,
+    tile: *mut f32,
+    /// Rows of the tile before the first that counts.
+    skipped: usize,
+    /// Where it belongs in the product as computed, and the rows and columns that count.
+    at: [usize; 2],
+    shape: [usize; 2],
+    is_turned: bool,
 }
 
 impl Sums {
+    /// The row and the column of the output, and how many there are.
+    fn place(&self) -> ((usize, usize), [usize; 2]) {
+        let ([row, col], [rows, cols]) = (self.at, self.shape);
+        if self.is_turned { ((col, row), [cols, rows]) } else { ((row, col), [rows, cols]) }
+    }
+
+    /// # Safety
+    /// The tile lies in the output.
+    unsafe fn fetch<O: Element>(&self, epilogue: &Epilogue<O>) {
+        let (at, shape) = self.place();
+        // SAFETY: all levels have AVX-512, and the caller's promise.
+        unsafe { pack::fetch_to_write(&epilogue.out, at, shape) };
+    }
+
     /// # Safety
     /// As [`Epilogue::finish`].
     unsafe fn finish<L: Level, O: Element>(&self, epilogue: &Epilogue<O>) {
-        // SAFETY: the caller's promise.
-        unsafe { epilogue.finish(self.first, L::COLS, self.at, self.rows, self.cols) };
+        let (at, [rows, cols]) = self.place();
+        let first = if self.is_turned { self.skipped } else { self.skipped * L::COLS };
+        // SAFETY: the caller's promise; tiles that are turned are square.
+        unsafe {
+            if self.is_turned {
+                pack::turn_square(self.tile.cast(), L::COLS);
+            }
+            epilogue.finish(self.tile.wrapping_add(first), L::COLS, at, rows, cols);
+        }
     }
 }
 

@@ -306,6 +306,41 @@ pub(super) unsafe fn turn_columns<P: Packing>(
     }
 }
 
+/// Exchanges the rows and columns of a square of words, whose side is a multiple of sixteen.
+///
+/// # Safety
+/// AVX-512; the square is writable.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) unsafe fn turn_square(first: *mut u32, side: usize) {
+    for i in (0..side).step_by(SQUARE) {
+        for j in (0..=i).step_by(SQUARE) {
+            let (lower, upper) = (first.wrapping_add(i * side + j), first.wrapping_add(j * side + i));
+            // SAFETY: both lie in the square.
+            unsafe {
+                let (from_lower, from_upper) = (load_rows(lower, side), load_rows(upper, side));
+                store_rows(&transposed(from_lower), upper, side, SQUARE);
+                store_rows(&transposed(from_upper), lower, side, SQUARE);
+            }
+        }
+    }
+}
+
+/// Fetches a block of a matrix that will be written: a store that misses the cache would wait, and tiles' rows are too short for the
+/// CPU to see what comes next.
+///
+/// # Safety
+/// The block lies in the matrix.
+pub(super) unsafe fn fetch_to_write<E: Element>(to: &Matrix<E>, at: (usize, usize), [rows, cols]: [usize; 2]) {
+    const LINE_BYTES: usize = 64;
+    for row in 0..rows {
+        let first = to.at(at.0 + row, at.1).cast::<i8>();
+        for byte in (0..cols * size_of::<E>()).step_by(LINE_BYTES) {
+            // SAFETY: the caller's promise.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(first.add(byte)) };
+        }
+    }
+}
+
 /// The lowest `count` bits, or `most` of them.
 #[inline(always)]
 fn low_bits(count: usize, most: usize) -> u32 {
@@ -321,6 +356,19 @@ unsafe fn store_rows(rows: &[__m512i; SQUARE], to: *mut u32, stride: usize, coun
         // SAFETY: the caller's promise.
         unsafe { _mm512_storeu_si512(to.add(i * stride).cast(), row) };
     }
+}
+
+/// # Safety
+/// `from` has sixteen words at each of sixteen multiples of `stride`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_rows(from: *const u32, stride: usize) -> [__m512i; SQUARE] {
+    let mut rows = [_mm512_setzero_si512(); SQUARE];
+    for (i, row) in rows.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *row = unsafe { _mm512_loadu_si512(from.add(i * stride).cast()) };
+    }
+    rows
 }
 
 /// The transpose of sixteen rows of sixteen words.
