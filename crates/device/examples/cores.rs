@@ -110,11 +110,12 @@ impl Operands<'_> {
             ("gradient of down", Order::TN, [x, narrow, ddown], [flat_x, of_one_expert(narrow)], false),
             ("gradient of down, added", Order::TN, [x, narrow, ddown], [flat_x, of_one_expert(narrow)], true),
         ];
-        let case = |(what, order, [a, b, out], [dense_a, dense_b], accumulate): (&str, _, [View; 3], [View; 2], _)| Case {
-            what: format!("{experts} x {tokens}, {inputs} x {columns}: {what}"),
-            kernel: GroupedProduct { order, a, b, out, offsets, accumulate }.into(),
-            dense: Product { accumulate, ..Product::new(order, dense_a, dense_b, out) },
-        };
+        let case =
+            |(what, order, [a, b, out], [dense_a, dense_b], accumulate): (&str, _, [View; 3], [View; 2], _)| Case {
+                what: format!("{experts} x {tokens}, {inputs} x {columns}: {what}"),
+                kernel: GroupedProduct { order, a, b, out, offsets, accumulate }.into(),
+                dense: Product { accumulate, ..Product::new(order, dense_a, dense_b, out) },
+            };
         cases.map(case).into()
     }
 

@@ -9,7 +9,7 @@ use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
 const ORDERS: [Order; 3] = [Order::NN, Order::NT, Order::TN];
 
 /// M, N, K: of no depth, odd, tiny, just below and above tiles and vectors, deeper than one block of K, long and thin.
-const SHAPES: [[usize; 3]; 19] = [
+const SHAPES: [[usize; 3]; 21] = [
     [1, 1, 0],
     [37, 50, 0],
     [1, 1, 1],
@@ -29,6 +29,8 @@ const SHAPES: [[usize; 3]; 19] = [
     [16, 300, 70],
     [300, 13, 1100],
     [32, 128, 600],
+    [5, 70, 2112],
+    [45, 40, 96],
 ];
 
 /// One product: its epilogue and the layout of its operands.

@@ -1,5 +1,5 @@
-//! Dropless mixtures of experts. A grouped product is a product for each expert: those with few rows by a thread each, the others one
-//! after another by the whole team.
+//! Dropless mixtures of experts. A grouped product is a product for each expert, cut in parts that a thread computes alone. Only sums
+//! over so many rows of one expert that others would wait are computed by the whole team.
 
 use std::ops::Range;
 
@@ -10,10 +10,12 @@ use super::product::most_working_memory;
 use super::rows::{PARTS, Tile, each_vector, load, rows_per_task, store, tiles, total};
 use super::selected_rows::{checked_rows, copy_row};
 use super::simd::{Simd, Vectorised, vectorise};
+use super::team::{LEAST_TASKS, LEAST_TASKS_ALONE};
 use super::{Run, Team, WorkingMemory};
 use crate::View;
 use crate::kernel::{
-    CombinePairs, Fill, GatherPairs, GroupedProduct, Order, PairDots, Product, Route, RouteBackward, ScalePairs,
+    CombinePairs, Fill, GatherPairs, GroupedProduct, Operation, Order, PairDots, Product, Route, RouteBackward,
+    ScalePairs,
 };
 
 /// Pairs are counted and sorted in at most this many blocks of tokens...
@@ -219,53 +221,96 @@ impl Run for GroupedProduct {
         let ascend = offsets.is_sorted() && offsets.last().is_none_or(|&last| last as usize <= self.a.rows);
         assert!(ascend, "experts' rows end at {offsets:?}, of {} rows", self.a.rows);
         let rows_of = |expert: usize| offsets[expert] as usize..offsets[expert + 1] as usize;
-        let most_alone = most_rows_alone(offsets.last().map_or(0, |&last| last as usize));
+        let all = offsets.last().map_or(0, |&last| last as usize);
         let (empty, filled): (Vec<usize>, Vec<usize>) =
-            (0..offsets.len().saturating_sub(1)).partition(|&expert| rows_of(expert).is_empty());
-        let (mut alone, together): (Vec<usize>, Vec<usize>) =
-            filled.into_iter().partition(|&expert| rows_of(expert).len() <= most_alone);
-        // The longest first, so that none ends alone.
-        alone.sort_by_key(|&expert| std::cmp::Reverse(rows_of(expert).len()));
-        team.forget_operands();
-        team.tasks_alone(alone.len(), |i, team| self.of_expert(alone[i], rows_of(alone[i])).run(team));
-        together.into_iter().for_each(|expert| self.of_expert(expert, rows_of(expert)).run(team));
-        if self.order == Order::TN && !self.accumulate {
-            for expert in empty {
-                Fill { out: self.of_expert(expert, rows_of(expert)).out, value: 0.0 }.run(team);
+            (0..self.experts()).partition(|&expert| rows_of(expert).is_empty());
+        let is_alone = |expert: &usize| self.order != Order::TN || rows_of(*expert).len() <= most_summands_alone(all);
+        let (alone, together): (Vec<usize>, Vec<usize>) = filled.into_iter().partition(is_alone);
+        let cols = self.cols_alone();
+        let mut products = Vec::new();
+        for expert in alone {
+            let rows = rows_of(expert);
+            let height = if self.order == Order::TN { rows.len() } else { even_parts(rows.len(), ROWS_ALONE) };
+            for part in parts(rows, height) {
+                products.extend(parts(0..self.out.cols, cols).map(|cols| self.of_expert(expert, part.clone(), cols)));
             }
+        }
+        // The longest first, so that none ends alone.
+        products.sort_by_key(|product| std::cmp::Reverse(product.flops()));
+        team.forget_operands();
+        team.tasks_alone(products.len(), |i, team| products[i].run(team));
+        let whole = |expert: usize| self.of_expert(expert, rows_of(expert), 0..self.out.cols);
+        together.into_iter().for_each(|expert| whole(expert).run(team));
+        if self.order == Order::TN && !self.accumulate {
+            empty.into_iter().for_each(|expert| Fill { out: whole(expert).out, value: 0.0 }.run(team));
         }
     }
 
     fn working_memory(&self) -> WorkingMemory {
-        if self.a.rows == 0 || self.experts() == 0 {
+        let (all, width) = (self.a.rows, self.out.cols);
+        if all == 0 || width == 0 || self.experts() == 0 {
             return WorkingMemory::default();
         }
-        let of_rows = |rows: usize| most_working_memory(&|rows| self.of_expert(0, 0..rows), rows);
-        let together = of_rows(self.a.rows);
-        match most_rows_alone(self.a.rows) {
+        let alone = |rows: usize| {
+            let widths = parts(0..width, self.cols_alone()).map(|cols| cols.len());
+            let of_width = |cols: usize| {
+                most_working_memory(&|rows| self.of_expert(0, 0..rows, 0..cols), rows, LEAST_TASKS_ALONE).alone()
+            };
+            widths.map(of_width).reduce(WorkingMemory::max).expect("there is a column")
+        };
+        if self.order != Order::TN {
+            return alone(all.min(ROWS_ALONE));
+        }
+        let together = most_working_memory(&|rows| self.of_expert(0, 0..rows, 0..width), all, LEAST_TASKS);
+        match most_summands_alone(all) {
             0 => together,
-            alone => together.max(of_rows(alone).alone()),
+            rows => together.max(alone(rows)),
         }
     }
 }
 
-/// The most rows of an expert whose product is one thread's: so few of all that threads finish together, however many they are.
-fn most_rows_alone(all: usize) -> usize {
+/// The most rows that a thread computes alone, and bytes of its right operand, which the second cache keeps.
+const ROWS_ALONE: usize = 512;
+const RIGHT_BYTES: usize = 1 << 20;
+/// Fewer columns are not worth reading the left operand again.
+const LEAST_COLS: usize = 256;
+
+/// The most rows of an expert that a thread adds up alone: so few of all that threads finish together, however many they are.
+fn most_summands_alone(all: usize) -> usize {
     all / 16
 }
 
+/// The length of the fewest equal parts that are no longer than `most`, in whole tiles.
+fn even_parts(len: usize, most: usize) -> usize {
+    const TILE: usize = 32;
+    len.div_ceil(len.div_ceil(most).max(1)).next_multiple_of(TILE).max(TILE)
+}
+
+fn parts(all: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    all.clone().step_by(len).map(move |start| start..all.end.min(start + len))
+}
+
 impl GroupedProduct {
-    /// The product of an expert's rows.
-    fn of_expert(&self, expert: usize, rows: Range<usize>) -> Product {
+    /// The columns that a thread computes alone, as if an expert had `ROWS_ALONE` summands if it sums over rows.
+    fn cols_alone(&self) -> usize {
+        let summands = if self.order == Order::TN { ROWS_ALONE } else { self.a.cols };
+        let most = RIGHT_BYTES / (summands.max(1) * self.a.dtype.size_bytes());
+        even_parts(self.out.cols, most.max(LEAST_COLS))
+    }
+
+    /// Columns of the product of an expert's rows.
+    fn of_expert(&self, expert: usize, rows: Range<usize>, cols: Range<usize>) -> Product {
         let part = |view: View| {
             let height = view.rows / self.experts();
             view.row_range(expert * height..(expert + 1) * height)
         };
         let (b, out) = match self.order {
-            Order::TN => (self.b.row_range(rows.clone()), part(self.out)),
-            _ => (part(self.b), self.out.row_range(rows.clone())),
+            Order::TN => (self.b.row_range(rows.clone()).col_range(cols.clone()), part(self.out)),
+            Order::NN => (part(self.b).col_range(cols.clone()), self.out.row_range(rows.clone())),
+            Order::NT => (part(self.b).row_range(cols.clone()), self.out.row_range(rows.clone())),
         };
-        Product { accumulate: self.accumulate, ..Product::new(self.order, self.a.row_range(rows), b, out) }
+        let a = self.a.row_range(rows);
+        Product { accumulate: self.accumulate, ..Product::new(self.order, a, b, out.col_range(cols)) }
     }
 }
 

@@ -26,7 +26,14 @@ pub(crate) struct Team {
     common: Scratch,
     /// The left and the right operand of the last product, packed: the next one often has one of them again.
     operands: [PackedOperand; 2],
+    least_tasks: usize,
 }
+
+/// Tasks that a kernel should have at least, if its work can be cut so small: for any number of threads, so that results and memory
+/// do not depend on that...
+pub(super) const LEAST_TASKS: usize = 32;
+/// ...and for one that computes alone.
+pub(super) const LEAST_TASKS_ALONE: usize = 1;
 
 #[derive(Default)]
 struct Shared {
@@ -53,6 +60,7 @@ impl Team {
     /// A team of `threads`, the caller included. Helper threads are named after `name`; helper i runs `setup(i)` first.
     pub fn start(name: &str, threads: usize, setup: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Team> {
         let mut team = Team::alone();
+        team.least_tasks = LEAST_TASKS;
         for index in 1..threads {
             let shared = team.shared.clone();
             let setup = setup.clone();
@@ -69,7 +77,12 @@ impl Team {
     /// A team of the caller.
     fn alone() -> Team {
         let (scratch, common) = (Scratch::default(), Scratch::default());
-        Team { shared: Arc::default(), helpers: Vec::new(), scratch, common, operands: Default::default() }
+        let (shared, operands, least_tasks) = (Arc::default(), Default::default(), LEAST_TASKS_ALONE);
+        Team { shared, helpers: Vec::new(), scratch, common, operands, least_tasks }
+    }
+
+    pub fn least_tasks(&self) -> usize {
+        self.least_tasks
     }
 
     /// Runs `work(0..tasks)`, each once, on whichever thread is free, and returns when all are done.

@@ -150,8 +150,8 @@ impl Vectorised for Decays<'_> {
     }
 }
 
-/// Zero for numbers below 2⁻⁶², whose products may be subnormal: CPUs take a hundred cycles for each of those, and what faded so far
-/// is lost beside anything that did not. Measured with strong decays: a third of the time without it.
+/// Zero for numbers below 2⁻⁶²: their products may be subnormal, for which CPUs take a hundred cycles each. What faded that far is lost
+/// beside anything that did not. Measured: with strong decays, the rule takes two thirds of the time that it took without this.
 #[inline(always)]
 pub(super) fn unless_tiny<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     const LEAST: f32 = 1.0 / (1u64 << 62) as f32;

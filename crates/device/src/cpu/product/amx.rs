@@ -12,7 +12,8 @@
 
 use std::arch::asm;
 
-use super::grid::{AHEAD_ROWS, Left, Level, Panels};
+use super::grid::{AHEAD_ROWS, Level, Panels};
+use super::operands::Left;
 use super::pack::{PARTS_WORDS, Pairs, Parts};
 
 const ROWS: usize = 32;

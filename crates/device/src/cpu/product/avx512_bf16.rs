@@ -3,7 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::f32::{COLS, ROWS, words_level};
-use super::grid::{Left, Level, Panels};
+use super::grid::{Level, Panels};
+use super::operands::Left;
 use super::pack::{Pairs, SQUARE};
 
 words_level!(Dots, Pairs, "avx512f,avx512bf16", |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));

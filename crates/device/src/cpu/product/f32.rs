@@ -5,7 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use super::grid::{Left, Level, Panels};
+use super::grid::{Level, Panels};
+use super::operands::Left;
 use super::pack::{SQUARE, Singles};
 
 pub(super) const ROWS: usize = 8;

@@ -6,27 +6,21 @@
 //! right panels of the block, which stay in the second cache.
 
 use std::any::TypeId;
+use std::arch::x86_64::_MM_HINT_ET0;
 use std::ops::Range;
 
-use super::super::matrix::{Element, matrix};
+use super::super::matrix::Element;
 use super::super::team::{Scratch, Source};
 use super::super::{Team, WorkingMemory};
 use super::epilogue::Epilogue;
+use super::operands::{Left, PackedTerm, SlabOperands, TermSizes, WORD_BYTES, copy_stride, padded_rows};
 use super::pack::{self, Packing, SQUARE};
 use crate::kernel::{Order, Product, Term};
 
 /// Packed operands take at most this many words each; larger products are computed in slabs. Tests have small products.
 const SLAB_WORDS: usize = if cfg!(test) { 1 << 14 } else { 16 << 20 };
-/// Tasks of a product at least, if its blocks can be cut so small.
-const TASKS_WANTED: usize = 32;
 /// How many rows of the next left panel are fetched while a panel is multiplied by one right panel.
 pub(super) const AHEAD_ROWS: usize = 4;
-const WORD_BYTES: usize = 4;
-/// Words that a packing task reads of each column.
-const PACK_DEPTH: usize = 256;
-/// Panels of rows across that a task packs, and words of each at a time.
-const PACK_PANELS: usize = 8;
-const PACK_WORDS: usize = 4;
 
 /// How one CPU level multiplies panels.
 pub(super) trait Level: 'static {
@@ -73,84 +67,12 @@ pub(super) struct Panels {
     pub right: *const u32,
 }
 
-/// Rows of the left operand: `row_step` bytes apart, their words `depth_step` bytes.
-#[derive(Clone, Copy)]
-pub(super) struct Left {
-    first: *const u8,
-    pub rows: usize,
-    pub row_step: usize,
-    pub depth_step: usize,
-    /// From one sixteen rows to the next.
-    square_step: usize,
-}
-
-// SAFETY: a description, as `Matrix` is.
-unsafe impl Send for Left {}
-// SAFETY: as above.
-unsafe impl Sync for Left {}
-
-impl Left {
-    /// Rows along K, where they lie or as `copy_left` laid them out.
-    fn along(first: *const u8, rows: usize, row_step: usize) -> Left {
-        Left { first, rows, row_step, depth_step: WORD_BYTES, square_step: SQUARE * row_step }
-    }
-
-    /// Packed like the right operand, sixteen rows wide.
-    fn across(first: *const u8, rows: usize, depth: usize) -> Left {
-        let depth_step = SQUARE * WORD_BYTES;
-        Left { first, rows, row_step: WORD_BYTES, depth_step, square_step: depth * depth_step }
-    }
-
-    /// The address of a row; of the first one for rows that do not exist, whose sums nobody reads.
-    #[inline(always)]
-    pub fn row(&self, row: usize) -> *const u8 {
-        self.first.wrapping_add(if row < self.rows { row * self.row_step } else { 0 })
-    }
-
-    /// Rows from `row` on, at most `most`, from a word on; the last rows if `row` is beyond them.
-    #[inline(always)]
-    fn part(&self, row: usize, most: usize, word: usize) -> Left {
-        let row = if row < self.rows { row } else { self.rows.saturating_sub(most) };
-        let offset = row / SQUARE * self.square_step + row % SQUARE * self.row_step + word * self.depth_step;
-        Left { first: self.first.wrapping_add(offset), rows: most.min(self.rows - row), ..*self }
-    }
-}
-
-/// The packed right operand of a slab of columns.
-#[derive(Clone, Copy)]
-struct Right {
-    first: *mut u32,
-    depth: usize,
-}
-
-// SAFETY: a description, as `Matrix` is.
-unsafe impl Send for Right {}
-// SAFETY: as above.
-unsafe impl Sync for Right {}
-
-impl Right {
-    /// The panel that begins at a column of the slab; all panels before it are `COLS` wide.
-    fn panel(&self, col: usize, word: usize, width: usize) -> *mut u32 {
-        self.first.wrapping_add(col * self.depth + word * width)
-    }
-}
-
 /// The slabs that a product is computed in, and the packed operands of its terms, by shape alone.
 struct Slabs {
     rows: usize,
     cols: usize,
     first: TermSizes,
     second: Option<TermSizes>,
-}
-
-/// The packed operands of a term.
-#[derive(Clone, Copy)]
-struct TermSizes {
-    depth: usize,
-    /// Whether the left operand is copied.
-    copied: bool,
-    left_words: usize,
-    right_words: usize,
 }
 
 impl Slabs {
@@ -179,15 +101,15 @@ impl Slabs {
     }
 }
 
-/// The memory that [`run_tiles`] needs for a product.
-pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
+/// The memory that [`run_tiles`] needs for a product of a team that wants so many tasks.
+pub(super) fn working_memory<L: Level>(product: &Product, least_tasks: usize) -> WorkingMemory {
     let (product, _) = as_computed::<L>(product);
     let [m, n, _] = product.dims();
     let slabs = Slabs::of::<L>(&product);
     // The last slab may be of another size, and so may its blocks.
     let sizes = |all: usize, slab: usize| [all.min(slab), all % slab].into_iter().filter(|len| *len > 0);
     let of_block = |(rows, cols)| {
-        let (block_rows, block_cols) = block_size::<L>(rows, cols);
+        let (block_rows, block_cols) = block_size::<L>(rows, cols, least_tasks);
         sums_floats::<L>(rows.min(block_rows), cols.min(block_cols), slabs.first.depth)
     };
     let blocks = sizes(m, slabs.rows).flat_map(|rows| sizes(n, slabs.cols).map(move |cols| (rows, cols)));
@@ -197,11 +119,15 @@ pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
 /// The most that [`run_tiles`] needs for any of the products `of(1)` to `of(rows)`, which differ in how many rows of `a` they have.
 ///
 /// Packed operands grow with the rows up to a slab's end and begin again smaller, so the largest of each slab are tried.
-pub(super) fn most_working_memory<L: Level>(of: &dyn Fn(usize) -> Product, rows: usize) -> WorkingMemory {
+pub(super) fn most_working_memory<L: Level>(
+    of: &dyn Fn(usize) -> Product,
+    rows: usize,
+    least_tasks: usize,
+) -> WorkingMemory {
     let whole = of(rows);
-    let [m, n, _] = whole.dims();
-    // With fewer rows than columns, operands may be exchanged.
-    let mut tried = vec![1, rows.saturating_sub(1).max(1), rows, rows.min(n.saturating_sub(1).max(1))];
+    let [m, n, k] = whole.dims();
+    let most_turned = (n * k).saturating_sub(1) / (n + k).max(1);
+    let mut tried = vec![1, rows.saturating_sub(1).max(1), rows, rows.min(most_turned.max(1))];
     if whole.order == Order::TN {
         let depth = |rows: usize| L::Packing::words(rows).next_multiple_of(L::DEPTH_STEP);
         // The deepest operands that are computed in slabs of more rows or columns than this.
@@ -219,9 +145,9 @@ pub(super) fn most_working_memory<L: Level>(of: &dyn Fn(usize) -> Product, rows:
     } else {
         // Blocks are as high as they become once there are tasks enough.
         tried.push(rows.min(L::ROWS - 1));
-        tried.extend((L::ROWS..rows.min(L::BLOCK.0 * TASKS_WANTED + 1)).step_by(L::ROWS));
+        tried.extend((L::ROWS..rows.min(L::BLOCK.0 * least_tasks + 1)).step_by(L::ROWS));
     }
-    let needs = tried.into_iter().map(|rows| working_memory::<L>(&of(rows)));
+    let needs = tried.into_iter().map(|rows| working_memory::<L>(&of(rows), least_tasks));
     needs.reduce(WorkingMemory::max).expect("some are tried")
 }
 
@@ -276,11 +202,12 @@ fn sources<L: Level>(product: &Product) -> (Source, Source) {
     (source(product.a, product.order != Order::TN), source(product.b, product.order == Order::NT))
 }
 
-/// The product, or its transpose if that leaves the larger operand where it lies; and whether it is the transpose. `out` stays.
+/// The product, or its transpose if that leaves the larger operand where it lies; and whether it is the transpose. `out` stays. Packing a
+/// number takes about as long as turning one of the result.
 fn as_computed<L: Level>(product: &Product) -> (Product, bool) {
-    let [m, n, _] = product.dims();
+    let [m, n, k] = product.dims();
     let are_along = product.order == Order::NT && product.also.is_none_or(|term| term.order == Order::NT);
-    if L::TURNS && are_along && m < n {
+    if L::TURNS && are_along && m * n + m * k < n * k {
         let also = product.also.map(|Term { order, a, b }| Term { order, a: b, b: a });
         let turned = Product { a: product.b, b: product.a, also, ..*product };
         if !must_copy_left::<L>(&turned) {
@@ -298,113 +225,6 @@ fn must_copy_left<L: Level>(product: &Product) -> bool {
     L::LEFT_REPACKED || depth_padded || rows_padded || product.order == Order::TN
 }
 
-fn is_across<L: Level>(product: &Product) -> bool {
-    L::LEFT_ACROSS && product.order == Order::TN
-}
-
-/// Words from one copied row to the next: a line more than needed, for rows a power of two apart would share one cache set.
-fn copy_stride(depth: usize) -> usize {
-    depth.next_multiple_of(SQUARE) + SQUARE
-}
-
-/// Rows of a copied left operand, with those that fill the last panel.
-fn padded_rows<L: Level>(rows: usize) -> usize {
-    rows.next_multiple_of(L::ROWS.max(SQUARE))
-}
-
-/// One of the products that are added up, and the memory for its packed operands.
-struct PackedTerm {
-    product: Product,
-    copied: bool,
-    copy: *mut u32,
-    right: Right,
-}
-
-impl PackedTerm {
-    fn new(product: Product, sizes: TermSizes, copy: *mut u32, right: *mut u32) -> PackedTerm {
-        PackedTerm { product, copied: sizes.copied, copy, right: Right { first: right, depth: sizes.depth } }
-    }
-
-    /// The operands of a slab of so many rows.
-    fn operands<L: Level>(&self, rows: usize) -> SlabOperands {
-        let (a, depth, padded) = (self.product.a, self.right.depth, padded_rows::<L>(rows));
-        let left = if !self.copied {
-            Left::along(a.address as *const u8, a.rows, a.stride * a.dtype.size_bytes())
-        } else if is_across::<L>(&self.product) {
-            Left::across(self.copy.cast(), padded, depth)
-        } else {
-            Left::along(self.copy.cast(), padded, WORD_BYTES * copy_stride(depth))
-        };
-        SlabOperands { left, right: self.right }
-    }
-
-    fn copy_left<L: Level>(&self, rows: Range<usize>, team: &mut Team) {
-        const ROWS_PER_TASK: usize = 32;
-        let (product, depth) = (&self.product, self.right.depth);
-        let a = matrix::<<L::Packing as Packing>::Element>(&product.a);
-        let padded_rows = padded_rows::<L>(rows.len());
-        if is_across::<L>(product) {
-            let copy = Right { first: self.copy, depth };
-            return team.blocks(padded_rows, SQUARE, |block, _| {
-                let count = block.len().min(rows.len() - block.start);
-                // SAFETY: all levels have AVX-512, and the copy has room for these rows.
-                unsafe {
-                    pack::pack_across::<L::Packing>(
-                        &a,
-                        rows.start + block.start,
-                        count,
-                        0..depth,
-                        copy.panel(block.start, 0, 1),
-                        SQUARE,
-                    )
-                };
-            });
-        }
-        let stride = copy_stride(depth);
-        let depth = depth.next_multiple_of(SQUARE);
-        let copy = Right { first: self.copy, depth: stride };
-        let is_turned = product.order == Order::TN;
-        team.blocks(padded_rows, ROWS_PER_TASK, |block, _| {
-            let to = copy.panel(block.start, 0, 1);
-            let turn = if is_turned { pack::turn_columns::<L::Packing> } else { pack::copy_rows::<L::Packing> };
-            // SAFETY: all levels have AVX-512, and the copy has room for these rows.
-            unsafe { turn(&a, rows.start + block.start, block.len(), depth, to, stride) };
-        });
-    }
-
-    fn pack_right<L: Level>(&self, cols: Range<usize>, team: &mut Team) {
-        let b = matrix::<<L::Packing as Packing>::Element>(&self.product.b);
-        let right = self.right;
-        let is_along = self.product.order == Order::NT;
-        let pack = if is_along { pack::pack_along::<L::Packing> } else { pack::pack_across::<L::Packing> };
-        // Rows across are read as far as they are in several panels: a line of each would come too late.
-        let (most_words, most_cols, words_together) =
-            if is_along { (PACK_DEPTH, L::COLS, PACK_DEPTH) } else { (PACK_DEPTH / 4, PACK_PANELS * L::COLS, PACK_WORDS) };
-        let parts = right.depth.div_ceil(most_words);
-        team.tasks(cols.len().div_ceil(most_cols) * parts, |task, _| {
-            let of_task = task / parts * most_cols..cols.len().min((task / parts + 1) * most_cols);
-            let first = task % parts * most_words;
-            let end = right.depth.min(first + most_words);
-            for word in (first..end).step_by(words_together) {
-                let words = word..end.min(word + words_together);
-                for col in of_task.clone().step_by(L::COLS) {
-                    let count = L::COLS.min(of_task.end - col);
-                    let width = count.next_multiple_of(L::WIDTH_STEP);
-                    let to = right.panel(col, words.start, width);
-                    // SAFETY: all levels have AVX-512, and the panel has room for these words.
-                    unsafe { pack(&b, cols.start + col, count, words.clone(), to, width) };
-                }
-            }
-        });
-    }
-}
-
-/// The operands of a term as a slab reads them.
-struct SlabOperands {
-    left: Left,
-    right: Right,
-}
-
 /// A part of the output with packed operands.
 struct Slab {
     first: SlabOperands,
@@ -419,7 +239,7 @@ impl Slab {
     /// # Safety
     /// The CPU has the level.
     unsafe fn run<L: Level, O: Element>(&self, epilogue: &Epilogue<O>, team: &mut Team) {
-        let (block_rows, block_cols) = block_size::<L>(self.rows.len(), self.cols.len());
+        let (block_rows, block_cols) = block_size::<L>(self.rows.len(), self.cols.len(), team.least_tasks());
         let row_blocks = self.rows.len().div_ceil(block_rows);
         let col_blocks = self.cols.len().div_ceil(block_cols);
         team.tasks(row_blocks * col_blocks, |task, scratch| {
@@ -461,6 +281,8 @@ impl Slab {
                 let from = if L::LEFT_PADDED { row.min(self.rows.len().saturating_sub(L::ROWS)) } else { row };
                 let left = all_left.part(from, L::ROWS, words.start);
                 let next_left = all_left.part(row + L::ROWS, L::ROWS, words.start);
+                let panels = cols.len().div_ceil(L::COLS);
+                next_left.fetch(panels * AHEAD_ROWS..L::ROWS.min(next_left.rows), words.len());
                 for (panel, col) in cols.clone().step_by(L::COLS).enumerate() {
                     let count = L::COLS.min(cols.end - col);
                     let width = count.next_multiple_of(L::WIDTH_STEP);
@@ -481,8 +303,7 @@ impl Slab {
                         is_turned: self.is_turned,
                     };
                     if index + 1 == steps {
-                        // SAFETY: the tile lies in the block, which is this task's, here and below.
-                        unsafe { sums.fetch(epilogue) };
+                        sums.fetch(epilogue);
                     }
                     // SAFETY: the panels have these words, and the tile is one of the scratch.
                     unsafe { L::multiply(now, next, ahead, width, words.len(), to, index > 0) };
@@ -495,7 +316,7 @@ impl Slab {
                         }
                         // A tile is finished one later, when its last sums have arrived and other multiplications wait.
                         if let Some(before) = pending.replace(sums) {
-                            // SAFETY: above.
+                            // SAFETY: the tile lies in the block, which is this task's.
                             unsafe { before.finish::<L, O>(epilogue) };
                         }
                     }
@@ -537,12 +358,10 @@ impl Sums {
         if self.is_turned { ((col, row), [cols, rows]) } else { ((row, col), [rows, cols]) }
     }
 
-    /// # Safety
-    /// The tile lies in the output.
-    unsafe fn fetch<O: Element>(&self, epilogue: &Epilogue<O>) {
-        let (at, shape) = self.place();
-        // SAFETY: all levels have AVX-512, and the caller's promise.
-        unsafe { pack::fetch_to_write(&epilogue.out, at, shape) };
+    /// Fetches the output's lines.
+    fn fetch<O: Element>(&self, epilogue: &Epilogue<O>) {
+        let ((row, col), [rows, cols]) = self.place();
+        pack::fetch::<_MM_HINT_ET0, O>(&epilogue.out, row..row + rows, col..col + cols);
     }
 
     /// # Safety
@@ -560,11 +379,11 @@ impl Sums {
     }
 }
 
-/// The block of a task: the level's, lower where there would be too few tasks for many threads. By shape alone.
-fn block_size<L: Level>(rows: usize, cols: usize) -> (usize, usize) {
+/// The block of a task: the level's, lower where there would be too few tasks.
+fn block_size<L: Level>(rows: usize, cols: usize, least_tasks: usize) -> (usize, usize) {
     let even = |len: usize, block: usize, step: usize| len.div_ceil(len.div_ceil(block)).next_multiple_of(step);
     let (mut block_rows, mut block_cols) = (even(rows, L::BLOCK.0, L::ROWS), even(cols, L::BLOCK.1, L::COLS));
-    while rows.div_ceil(block_rows) * cols.div_ceil(block_cols) < TASKS_WANTED {
+    while rows.div_ceil(block_rows) * cols.div_ceil(block_cols) < least_tasks {
         if block_rows >= 2 * L::ROWS.max(32) {
             block_rows = (block_rows / 2).next_multiple_of(L::ROWS);
         } else if block_cols >= 2 * L::COLS {

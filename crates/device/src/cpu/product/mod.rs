@@ -1,9 +1,10 @@
 //! Products of matrices.
 //!
 //! On AVX-512 and AMX the right operand is packed once by the whole team into panels that every task reads, and the left one is
-//! read in place if possible ([`grid`]). A level brings only the multiplication of one panel by another: [`mod@f32`],
-//! [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm-f32` crate, task by task ([`portable`]). Products with an operand of few
-//! columns are bound by memory and have loops or levels that pack less ([`thin`]).
+//! read in place if possible ([`operands`], [`grid`]). Tiles compute the transpose where that leaves the larger operand in place. A
+//! level brings only the multiplication of one panel by another: [`mod@f32`], [`avx512_bf16`], [`amx`]. Every other CPU uses the
+//! `gemm-f32` crate, task by task ([`portable`]). Products with an operand of few columns are bound by memory and have loops or
+//! levels that pack less ([`thin`]).
 //!
 //! Both cut the output in tasks by shape alone and add along K in one fixed order, so the result has the same bits on
 //! any number of threads. Bias, activation and rounding happen on each tile while it is hot ([`epilogue`]).
@@ -21,10 +22,13 @@ mod f32;
 #[cfg(target_arch = "x86_64")]
 mod grid;
 #[cfg(target_arch = "x86_64")]
+mod operands;
+#[cfg(target_arch = "x86_64")]
 mod pack;
 
 use super::features::{Bf16Level, F32Level, bf16_level, f32_level};
 use super::matrix::{Element, with_element};
+use super::team::LEAST_TASKS;
 use super::{Run, Team, WorkingMemory};
 use crate::DType;
 #[cfg(target_arch = "x86_64")]
@@ -38,7 +42,11 @@ impl Run for Product {
     }
 
     fn working_memory(&self) -> WorkingMemory {
-        if thin::is_thin(self) { thin::working_memory() } else { working_memory_at(self, f32_level(), bf16_level()) }
+        if thin::is_thin(self) {
+            thin::working_memory()
+        } else {
+            working_memory_at(self, f32_level(), bf16_level(), LEAST_TASKS)
+        }
     }
 }
 
@@ -83,24 +91,31 @@ fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, f32: F32Level
 }
 
 #[cfg(target_arch = "x86_64")]
-fn working_memory_at(product: &Product, f32: F32Level, bf16: Bf16Level) -> WorkingMemory {
+fn working_memory_at(product: &Product, f32: F32Level, bf16: Bf16Level, least_tasks: usize) -> WorkingMemory {
     use grid::working_memory;
     match (product.a.dtype, f32_level_of(product, f32), bf16) {
-        (DType::F32, F32Level::AmxTiles, _) => working_memory::<amx::TilesOfParts>(product),
-        (DType::F32, F32Level::Avx512, _) => working_memory::<f32::Fma>(product),
-        (DType::Bf16, _, Bf16Level::AmxTiles) => working_memory::<amx::Tiles>(product),
-        (DType::Bf16, _, Bf16Level::Avx512Bf16) => working_memory::<avx512_bf16::Dots>(product),
+        (DType::F32, F32Level::AmxTiles, _) => working_memory::<amx::TilesOfParts>(product, least_tasks),
+        (DType::F32, F32Level::Avx512, _) => working_memory::<f32::Fma>(product, least_tasks),
+        (DType::Bf16, _, Bf16Level::AmxTiles) => working_memory::<amx::Tiles>(product, least_tasks),
+        (DType::Bf16, _, Bf16Level::Avx512Bf16) => working_memory::<avx512_bf16::Dots>(product, least_tasks),
         _ => WorkingMemory::of_thread(portable::task_floats(product)),
     }
 }
 
-/// The most that any of the products `of(1)` to `of(rows)` needs, which differ in how many rows of `a` they have.
-pub(super) fn most_working_memory(of: &dyn Fn(usize) -> Product, rows: usize) -> WorkingMemory {
-    most_working_memory_at(of, rows, f32_level(), bf16_level())
+/// The most that any of the products `of(1)` to `of(rows)` needs, which differ in how many rows of `a` they have, in a team that
+/// wants so many tasks.
+pub(super) fn most_working_memory(of: &dyn Fn(usize) -> Product, rows: usize, least_tasks: usize) -> WorkingMemory {
+    most_working_memory_at(of, rows, f32_level(), bf16_level(), least_tasks)
 }
 
 #[cfg(target_arch = "x86_64")]
-fn most_working_memory_at(of: &dyn Fn(usize) -> Product, rows: usize, f32: F32Level, bf16: Bf16Level) -> WorkingMemory {
+fn most_working_memory_at(
+    of: &dyn Fn(usize) -> Product,
+    rows: usize,
+    f32: F32Level,
+    bf16: Bf16Level,
+    least_tasks: usize,
+) -> WorkingMemory {
     use grid::most_working_memory;
     // Rows of `a` change neither of these.
     let whole = of(rows);
@@ -108,22 +123,28 @@ fn most_working_memory_at(of: &dyn Fn(usize) -> Product, rows: usize, f32: F32Le
         return thin::working_memory();
     }
     match (whole.a.dtype, f32_level_of(&whole, f32), bf16) {
-        (DType::F32, F32Level::AmxTiles, _) => most_working_memory::<amx::TilesOfParts>(of, rows),
-        (DType::F32, F32Level::Avx512, _) => most_working_memory::<f32::Fma>(of, rows),
-        (DType::Bf16, _, Bf16Level::AmxTiles) => most_working_memory::<amx::Tiles>(of, rows),
-        (DType::Bf16, _, Bf16Level::Avx512Bf16) => most_working_memory::<avx512_bf16::Dots>(of, rows),
-        _ => working_memory_at(&whole, f32, bf16),
+        (DType::F32, F32Level::AmxTiles, _) => most_working_memory::<amx::TilesOfParts>(of, rows, least_tasks),
+        (DType::F32, F32Level::Avx512, _) => most_working_memory::<f32::Fma>(of, rows, least_tasks),
+        (DType::Bf16, _, Bf16Level::AmxTiles) => most_working_memory::<amx::Tiles>(of, rows, least_tasks),
+        (DType::Bf16, _, Bf16Level::Avx512Bf16) => most_working_memory::<avx512_bf16::Dots>(of, rows, least_tasks),
+        _ => working_memory_at(&whole, f32, bf16, least_tasks),
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn most_working_memory_at(of: &dyn Fn(usize) -> Product, rows: usize, f32: F32Level, bf16: Bf16Level) -> WorkingMemory {
+fn most_working_memory_at(
+    of: &dyn Fn(usize) -> Product,
+    rows: usize,
+    f32: F32Level,
+    bf16: Bf16Level,
+    least_tasks: usize,
+) -> WorkingMemory {
     let whole = of(rows);
-    if thin::is_thin(&whole) { thin::working_memory() } else { working_memory_at(&whole, f32, bf16) }
+    if thin::is_thin(&whole) { thin::working_memory() } else { working_memory_at(&whole, f32, bf16, least_tasks) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn working_memory_at(product: &Product, _: F32Level, _: Bf16Level) -> WorkingMemory {
+fn working_memory_at(product: &Product, _: F32Level, _: Bf16Level, _: usize) -> WorkingMemory {
     WorkingMemory::of_thread(portable::task_floats(product))
 }
 
@@ -134,6 +155,7 @@ fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, _: F32Level, 
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
+    use super::super::team::LEAST_TASKS_ALONE;
     use super::*;
     use crate::kernel::Order;
     use crate::{Extent, View};
@@ -181,7 +203,7 @@ mod tests {
     // Slabs are small in tests, so the deep product takes several of each operand.
     #[test]
     fn every_level_this_cpu_has_computes_every_order() {
-        for dims in [[1, 1, 1], [8, 48, 32], [33, 50, 70], [70, 130, 1100], [40, 31, 3]] {
+        for dims in [[1, 1, 1], [8, 48, 32], [33, 50, 70], [70, 130, 1100], [40, 31, 3], [5, 70, 2112], [45, 40, 96]] {
             for order in [Order::NN, Order::NT, Order::TN] {
                 for level in [Bf16Level::Widen, Bf16Level::Avx512Bf16, Bf16Level::AmxTiles] {
                     // Tiles and dot products exist beside each other; a CPU may have the upper one without the lower.
@@ -238,13 +260,15 @@ mod tests {
         let mut team = Team::start("test", 1, |_| ()).unwrap();
         run_at(&product, f32, bf16, &mut team);
         let dims = product.dims();
-        let foretold = working_memory_at(&product, f32, bf16);
+        let foretold = working_memory_at(&product, f32, bf16, team.least_tasks());
         assert_eq!(team.working_memory(), foretold, "{:?} {dims:?} at {f32:?}, {bf16:?}", product.order);
     }
 
     #[test]
     fn the_most_memory_of_some_rows_is_that_of_trying_all() {
-        for (rows, inner, cols) in [(1, 5, 3), (70, 40, 50), (1500, 33, 70), (1200, 300, 16), (5000, 64, 48)] {
+        for (rows, inner, cols) in
+            [(1, 5, 3), (70, 40, 50), (1500, 33, 70), (1200, 300, 16), (5000, 64, 48), (300, 64, 200), (90, 2112, 70)]
+        {
             for (order, dtype) in
                 [Order::NN, Order::NT, Order::TN].into_iter().flat_map(|o| [(o, DType::F32), (o, DType::Bf16)])
             {
@@ -258,14 +282,17 @@ mod tests {
                     let out = view(if order == Order::TN { inner } else { rows }, cols);
                     Product::new(order, view(rows, inner), b, out)
                 };
-                for f32 in [F32Level::Gemm, F32Level::Avx512, F32Level::AmxTiles] {
-                    for bf16 in [Bf16Level::Widen, Bf16Level::Avx512Bf16, Bf16Level::AmxTiles] {
+                let levels = [F32Level::Gemm, F32Level::Avx512, F32Level::AmxTiles].into_iter().flat_map(|f32| {
+                    [Bf16Level::Widen, Bf16Level::Avx512Bf16, Bf16Level::AmxTiles].map(|bf16| (f32, bf16))
+                });
+                for (f32, bf16) in levels {
+                    for least_tasks in [LEAST_TASKS, LEAST_TASKS_ALONE] {
                         let need = |rows| match of(rows) {
                             product if thin::is_thin(&product) => thin::working_memory(),
-                            product => working_memory_at(&product, f32, bf16),
+                            product => working_memory_at(&product, f32, bf16, least_tasks),
                         };
                         let all = (1..=rows).map(need).reduce(WorkingMemory::max).unwrap();
-                        let found = most_working_memory_at(&of, rows, f32, bf16);
+                        let found = most_working_memory_at(&of, rows, f32, bf16, least_tasks);
                         assert_eq!(found, all, "{rows} rows, {order:?} {inner} {cols} {dtype:?} {f32:?} {bf16:?}");
                     }
                 }

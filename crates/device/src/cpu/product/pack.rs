@@ -4,6 +4,7 @@
 //! and dot-product instructions want them. Missing elements at the edges become zero.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use half::bf16;
 
@@ -325,18 +326,15 @@ pub(super) unsafe fn turn_square(first: *mut u32, side: usize) {
     }
 }
 
-/// Fetches a block of a matrix that will be written: a store that misses the cache would wait, and tiles' rows are too short for the
-/// CPU to see what comes next.
-///
-/// # Safety
-/// The block lies in the matrix.
-pub(super) unsafe fn fetch_to_write<E: Element>(to: &Matrix<E>, at: (usize, usize), [rows, cols]: [usize; 2]) {
+/// Fetches a block of a matrix that will be written ([`_MM_HINT_ET0`]) or read ([`_MM_HINT_T0`]). Rows are too short for the CPU to
+/// foresee what comes next, and a store that misses the cache would wait.
+pub(super) fn fetch<const HINT: i32, E: Element>(of: &Matrix<E>, rows: Range<usize>, cols: Range<usize>) {
     const LINE_BYTES: usize = 64;
-    for row in 0..rows {
-        let first = to.at(at.0 + row, at.1).cast::<i8>();
-        for byte in (0..cols * size_of::<E>()).step_by(LINE_BYTES) {
-            // SAFETY: the caller's promise.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(first.add(byte)) };
+    for row in rows {
+        let first = of.beyond(row, cols.start).cast::<i8>();
+        for byte in (0..cols.len() * size_of::<E>()).step_by(LINE_BYTES) {
+            // SAFETY: an address that cannot be read is not fetched.
+            unsafe { _mm_prefetch::<HINT>(first.wrapping_add(byte)) };
         }
     }
 }
