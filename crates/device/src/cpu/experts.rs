@@ -227,10 +227,11 @@ impl Run for GroupedProduct {
         let is_alone = |expert: &usize| self.order != Order::TN || rows_of(*expert).len() <= most_summands_alone(all);
         let (alone, together): (Vec<usize>, Vec<usize>) = filled.into_iter().partition(is_alone);
         let cols = self.cols_alone();
+        let most_rows = (all * self.out.cols.div_ceil(cols) / PARTS_WANTED).clamp(TILE, ROWS_ALONE);
         let mut products = Vec::new();
         for expert in alone {
             let rows = rows_of(expert);
-            let height = if self.order == Order::TN { rows.len() } else { even_parts(rows.len(), ROWS_ALONE) };
+            let height = if self.order == Order::TN { rows.len() } else { even_parts(rows.len(), most_rows) };
             for part in parts(rows, height) {
                 products.extend(parts(0..self.out.cols, cols).map(|cols| self.of_expert(expert, part.clone(), cols)));
             }
@@ -247,12 +248,15 @@ impl Run for GroupedProduct {
     }
 
     fn working_memory(&self) -> WorkingMemory {
-        let (all, width) = (self.a.rows, self.out.cols);
+        let all = self.a.rows;
+        let width = self.out.cols;
         if all == 0 || width == 0 || self.experts() == 0 {
             return WorkingMemory::default();
         }
         let alone = |rows: usize| {
-            let widths = parts(0..width, self.cols_alone()).map(|cols| cols.len());
+            // All parts have the width of the first but the last.
+            let all_widths = || parts(0..width, self.cols_alone()).map(|cols| cols.len());
+            let widths = [all_widths().next(), all_widths().last()].into_iter().flatten();
             let of_width = |cols: usize| {
                 most_working_memory(&|rows| self.of_expert(0, 0..rows, 0..cols), rows, LEAST_TASKS_ALONE).alone()
             };
@@ -269,20 +273,25 @@ impl Run for GroupedProduct {
     }
 }
 
-/// The most rows that a thread computes alone, and bytes of its right operand, which the second cache keeps.
+/// The most rows that a thread computes alone, and bytes of its right operand: most second caches keep so many.
 const ROWS_ALONE: usize = 512;
 const RIGHT_BYTES: usize = 1 << 20;
 /// Fewer columns are not worth reading the left operand again.
 const LEAST_COLS: usize = 256;
 
-/// The most rows of an expert that a thread adds up alone: so few of all that threads finish together, however many they are.
+/// Parts of all rows, so many that threads finish together, however many they are.
+const PARTS_WANTED: usize = 16;
+
+/// The most rows of an expert that a thread adds up alone.
 fn most_summands_alone(all: usize) -> usize {
-    all / 16
+    all / PARTS_WANTED
 }
 
-/// The length of the fewest equal parts that are no longer than `most`, in whole tiles.
+/// Rows and columns come in multiples of this, the side of the largest tile.
+const TILE: usize = 32;
+
+/// The length of the fewest equal parts that are no longer than `most`, filled up to whole tiles.
 fn even_parts(len: usize, most: usize) -> usize {
-    const TILE: usize = 32;
     len.div_ceil(len.div_ceil(most).max(1)).next_multiple_of(TILE).max(TILE)
 }
 

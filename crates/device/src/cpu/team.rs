@@ -76,9 +76,14 @@ impl Team {
 
     /// A team of the caller.
     fn alone() -> Team {
-        let (scratch, common) = (Scratch::default(), Scratch::default());
-        let (shared, operands, least_tasks) = (Arc::default(), Default::default(), LEAST_TASKS_ALONE);
-        Team { shared, helpers: Vec::new(), scratch, common, operands, least_tasks }
+        Team {
+            shared: Arc::default(),
+            helpers: Vec::new(),
+            scratch: Scratch::default(),
+            common: Scratch::default(),
+            operands: Default::default(),
+            least_tasks: LEAST_TASKS_ALONE,
+        }
     }
 
     pub fn least_tasks(&self) -> usize {

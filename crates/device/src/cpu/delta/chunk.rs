@@ -10,7 +10,7 @@ use super::super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::block::{Block, Cutter};
 use super::fading::{Decays, Fading, lanes_until, unless_tiny};
 use super::product::{Level, Multiply, Packing, Zeros, turned};
-use super::rows::{LoadUnits, PerRow, Rows, ScaleRows};
+use super::rows::{Clear, LoadUnits, PerRow, Rows, ScaleRows};
 use crate::kernel::DELTA_CHUNK;
 
 /// The sizes of heads as products take them.
@@ -43,7 +43,7 @@ pub(super) struct Chunk {
     pub scores: Block,
     /// [C, C]: D.
     pub decays: Block,
-    /// [C, C]: M, and sixteen rows of whatever.
+    /// [C + 16, C]: M above zeros.
     mixing: Block,
     /// [2C, K]: rows of units times factors.
     pub scaled: Block,
@@ -139,10 +139,10 @@ impl Chunk {
 
     /// T, from the keys' scores and the decays.
     pub fn invert(&self, fading: &Fading, inverse: Block) {
-        let m = self.mixing.corner(self.rows(), self.rows());
-        let factors = &fading.takes;
-        vectorise(Weigh { scores: lower(self.scores), decays: self.decays, factors, end: 0, to: m });
-        vectorise(Invert { m, inverse });
+        let to = self.mixing.corner(self.rows(), self.rows());
+        vectorise(Weigh { scores: lower(self.scores), decays: self.decays, factors: &fading.takes, end: 0, to });
+        vectorise(Clear(self.mixing.row_range(self.rows()..self.mixing.rows)));
+        vectorise(Invert { m: self.mixing, inverse });
     }
 
     /// N of the values `v`, for K̂S in `read`, which it overwrites.
@@ -190,7 +190,7 @@ pub(super) fn lower(block: Block) -> Block {
     block.row_range(block.rows / 2..block.rows)
 }
 
-/// `to[i, j] = factors[i] · scores[i, j] · decays[i, j]` for j < i + end, else 0.
+/// `to[i, j] = factors[i] · scores[i, j] · decays[i, j]` for j < i + end unless it is tiny, else 0.
 struct Weigh<'a> {
     scores: Block,
     decays: Block,
@@ -220,7 +220,7 @@ impl Vectorised for Weigh<'_> {
     }
 }
 
-/// `inverse = (I + m)^-1`, of which m's part below the diagonal is read: sixteen rows of sixteen columns after another.
+/// `inverse = (I + m)^-1`, in squares of sixteen rows and columns. Of m, the part below the diagonal and sixteen rows more are read.
 struct Invert {
     m: Block,
     inverse: Block,
@@ -231,6 +231,7 @@ impl Vectorised for Invert {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        assert!(self.m.rows >= self.inverse.rows + LANES, "{} rows of m for {}", self.m.rows, self.inverse.rows);
         let zero = s.splat(0.0);
         for first in (0..self.inverse.rows).step_by(LANES) {
             for col in (first + LANES..self.inverse.cols).step_by(LANES) {
@@ -257,7 +258,7 @@ impl Vectorised for Invert {
                 for done in first..first + LANES {
                     let row = unless_tiny(s, s.sub(zero, sums[0]));
                     let below = self.m.at(done, done);
-                    // SAFETY: as above. Sixteen rows follow m's, and nothing of theirs enters the inverse.
+                    // SAFETY: as above, and rows that m has by the assertion. Those beyond the square change no sum that is kept.
                     unsafe {
                         s.store(self.inverse.at(done, col), row);
                         for i in 1..LANES {

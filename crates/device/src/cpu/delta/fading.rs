@@ -61,9 +61,9 @@ pub(super) struct Fading {
     pub takes: PerRow,
     /// The two parts of G.
     sums: [PerRow; 2],
-    /// α = e^G
+    /// α = e^G, 0 if tiny.
     pub since_start: PerRow,
-    /// ε = e^(G of the last row - G)
+    /// ε = e^(G of the last row - G), 0 if tiny.
     pub to_end: PerRow,
     /// γ, the decay of the whole chunk.
     pub whole: f32,
@@ -122,7 +122,7 @@ impl Vectorised for Exponentials<'_> {
     }
 }
 
-/// `to[i, j] = e^(G_i - G_j)` for j <= i, else 0.
+/// `to[i, j] = e^(G_i - G_j)` for j <= i unless it is tiny, else 0.
 pub(super) struct Decays<'a> {
     pub fading: &'a Fading,
     pub to: Block,
@@ -150,8 +150,8 @@ impl Vectorised for Decays<'_> {
     }
 }
 
-/// Zero for numbers below 2⁻⁶²: their products may be subnormal, for which CPUs take a hundred cycles each. What faded that far is lost
-/// beside anything that did not. Measured: with strong decays, the rule takes two thirds of the time that it took without this.
+/// Zero for numbers below 2⁻⁶²: their products may be subnormal, for which CPUs take a hundred cycles each, and they are lost
+/// beside anything that did not fade. Measured: with strong decays, the rule takes two thirds of the time that it took without this.
 #[inline(always)]
 pub(super) fn unless_tiny<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     const LEAST: f32 = 1.0 / (1u64 << 62) as f32;

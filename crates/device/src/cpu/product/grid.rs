@@ -6,7 +6,6 @@
 //! right panels of the block, which stay in the second cache.
 
 use std::any::TypeId;
-use std::arch::x86_64::_MM_HINT_ET0;
 use std::ops::Range;
 
 use super::super::matrix::Element;
@@ -86,7 +85,7 @@ impl Slabs {
         let rows = if copies_first { slab(m, padded_rows::<L>(1)) } else { m };
         let cols = slab(n, L::COLS);
         let sizes = |term: &Product| {
-            // Slabs of rows are there for copies alone.
+            // An operand in place is not cut in slabs of rows, so it is copied if the other one is.
             let (depth, copied) = (depth(term), copies_first || must_copy_left::<L>(term));
             let left_words = if copied { padded_rows::<L>(rows) * copy_stride(depth) } else { 0 };
             TermSizes { depth, copied, left_words, right_words: cols * depth }
@@ -143,9 +142,10 @@ pub(super) fn most_working_memory<L: Level>(
             }
         }
     } else {
-        // Blocks are as high as they become once there are tasks enough.
+        // Blocks are as high as they become once there are tasks enough, and rows are no longer the transpose's columns.
+        let highest = (L::BLOCK.0 * least_tasks).max(most_turned + 2 * L::BLOCK.0);
         tried.push(rows.min(L::ROWS - 1));
-        tried.extend((L::ROWS..rows.min(L::BLOCK.0 * least_tasks + 1)).step_by(L::ROWS));
+        tried.extend((L::ROWS..rows.min(highest + 1)).step_by(L::ROWS));
     }
     let needs = tried.into_iter().map(|rows| working_memory::<L>(&of(rows), least_tasks));
     needs.reduce(WorkingMemory::max).expect("some are tried")
@@ -202,8 +202,8 @@ fn sources<L: Level>(product: &Product) -> (Source, Source) {
     (source(product.a, product.order != Order::TN), source(product.b, product.order == Order::NT))
 }
 
-/// The product, or its transpose if that leaves the larger operand where it lies; and whether it is the transpose. `out` stays. Packing a
-/// number takes about as long as turning one of the result.
+/// The product, or its transpose if that leaves the larger operand where it lies; and whether it is the transpose. `out` stays.
+/// Packing a number takes about as long as turning one of the result.
 fn as_computed<L: Level>(product: &Product) -> (Product, bool) {
     let [m, n, k] = product.dims();
     let are_along = product.order == Order::NT && product.also.is_none_or(|term| term.order == Order::NT);
@@ -281,8 +281,10 @@ impl Slab {
                 let from = if L::LEFT_PADDED { row.min(self.rows.len().saturating_sub(L::ROWS)) } else { row };
                 let left = all_left.part(from, L::ROWS, words.start);
                 let next_left = all_left.part(row + L::ROWS, L::ROWS, words.start);
-                let panels = cols.len().div_ceil(L::COLS);
-                next_left.fetch(panels * AHEAD_ROWS..L::ROWS.min(next_left.rows), words.len());
+                if L::LEFT_PADDED {
+                    let panels = cols.len().div_ceil(L::COLS);
+                    next_left.prefetch(panels * AHEAD_ROWS..next_left.rows, words.len());
+                }
                 for (panel, col) in cols.clone().step_by(L::COLS).enumerate() {
                     let count = L::COLS.min(cols.end - col);
                     let width = count.next_multiple_of(L::WIDTH_STEP);
@@ -303,7 +305,7 @@ impl Slab {
                         is_turned: self.is_turned,
                     };
                     if index + 1 == steps {
-                        sums.fetch(epilogue);
+                        sums.prefetch(epilogue);
                     }
                     // SAFETY: the panels have these words, and the tile is one of the scratch.
                     unsafe { L::multiply(now, next, ahead, width, words.len(), to, index > 0) };
@@ -358,10 +360,10 @@ impl Sums {
         if self.is_turned { ((col, row), [cols, rows]) } else { ((row, col), [rows, cols]) }
     }
 
-    /// Fetches the output's lines.
-    fn fetch<O: Element>(&self, epilogue: &Epilogue<O>) {
+    /// Prefetches the output's lines: a store that misses the cache would wait.
+    fn prefetch<O: Element>(&self, epilogue: &Epilogue<O>) {
         let ((row, col), [rows, cols]) = self.place();
-        pack::fetch::<_MM_HINT_ET0, O>(&epilogue.out, row..row + rows, col..col + cols);
+        pack::prefetch(&epilogue.out, row..row + rows, col..col + cols);
     }
 
     /// # Safety

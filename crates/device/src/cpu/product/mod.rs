@@ -6,8 +6,8 @@
 //! `gemm-f32` crate, task by task ([`portable`]). Products with an operand of few columns are bound by memory and have loops or
 //! levels that pack less ([`thin`]).
 //!
-//! Both cut the output in tasks by shape alone and add along K in one fixed order, so the result has the same bits on
-//! any number of threads. Bias, activation and rounding happen on each tile while it is hot ([`epilogue`]).
+//! Whatever the level, the output is cut in tasks by shape alone and sums are added along K in one fixed order, so the result has the
+//! same bits on any number of threads. Bias, activation and rounding happen on each tile while it is hot ([`epilogue`]).
 
 mod epilogue;
 mod portable;
@@ -157,7 +157,7 @@ fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, _: F32Level, 
 mod tests {
     use super::super::team::LEAST_TASKS_ALONE;
     use super::*;
-    use crate::kernel::Order;
+    use crate::kernel::{Order, Term};
     use crate::{Extent, View};
     use half::bf16;
 
@@ -203,7 +203,16 @@ mod tests {
     // Slabs are small in tests, so the deep product takes several of each operand.
     #[test]
     fn every_level_this_cpu_has_computes_every_order() {
-        for dims in [[1, 1, 1], [8, 48, 32], [33, 50, 70], [70, 130, 1100], [40, 31, 3], [5, 70, 2112], [45, 40, 96]] {
+        for dims in [
+            [1, 1, 1],
+            [8, 48, 32],
+            [33, 50, 70],
+            [70, 130, 1100],
+            [40, 31, 3],
+            [5, 70, 2112],
+            [45, 40, 96],
+            [40, 200, 2112],
+        ] {
             for order in [Order::NN, Order::NT, Order::TN] {
                 for level in [Bf16Level::Widen, Bf16Level::Avx512Bf16, Bf16Level::AmxTiles] {
                     // Tiles and dot products exist beside each other; a CPU may have the upper one without the lower.
@@ -220,6 +229,32 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    // The first term's left operand is copied in slabs of rows; the second's could be read in place, where no slab would find its rows.
+    #[test]
+    fn a_second_term_follows_the_first_ones_slabs() {
+        const M: usize = 70;
+        const N: usize = 130;
+        let (first_a, first_b) = (numbers::<bf16>(1100 * M, 1), numbers::<bf16>(1100 * N, 2));
+        let (second_a, second_b) = (numbers::<bf16>(M * 64, 3), numbers::<bf16>(N * 64, 4));
+        let run = |is_joined: bool| {
+            let out = vec![0f32; M * N];
+            let first = Product::new(Order::TN, view(&first_a, 1100, M), view(&first_b, 1100, N), view(&out, M, N));
+            let second = Product::new(Order::NT, view(&second_a, M, 64), view(&second_b, N, 64), view(&out, M, N));
+            let mut team = Team::start("test", 2, |_| ()).unwrap();
+            if is_joined {
+                let also = Some(Term { order: second.order, a: second.a, b: second.b });
+                Product { also, ..first }.run(&mut team);
+            } else {
+                first.run(&mut team);
+                second.accumulating().run(&mut team);
+            }
+            out
+        };
+        for (i, (joined, separate)) in run(true).into_iter().zip(run(false)).enumerate() {
+            assert!((joined - separate).abs() < 1e-3, "element {i}: {joined} and {separate}");
         }
     }
 
@@ -266,9 +301,16 @@ mod tests {
 
     #[test]
     fn the_most_memory_of_some_rows_is_that_of_trying_all() {
-        for (rows, inner, cols) in
-            [(1, 5, 3), (70, 40, 50), (1500, 33, 70), (1200, 300, 16), (5000, 64, 48), (300, 64, 200), (90, 2112, 70)]
-        {
+        for (rows, inner, cols) in [
+            (1, 5, 3),
+            (70, 40, 50),
+            (1500, 33, 70),
+            (1200, 300, 16),
+            (5000, 64, 48),
+            (300, 64, 200),
+            (90, 2112, 70),
+            (300, 2112, 192),
+        ] {
             for (order, dtype) in
                 [Order::NN, Order::NT, Order::TN].into_iter().flat_map(|o| [(o, DType::F32), (o, DType::Bf16)])
             {

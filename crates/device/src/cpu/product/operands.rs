@@ -1,6 +1,6 @@
 //! The operands of a product as panels: the left one's rows where they lie or copied, the right one packed.
 
-use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+use std::arch::x86_64::_MM_HINT_T1;
 use std::ops::Range;
 
 use super::super::Team;
@@ -50,15 +50,10 @@ impl Left {
         self.first.wrapping_add(if row < self.rows { row * self.row_step } else { 0 })
     }
 
-    /// Fetches words of rows that few right panels leave no time to fetch.
+    /// Prefetches rows along K, so many words of each.
     #[inline(always)]
-    pub fn fetch(&self, rows: Range<usize>, words: usize) {
-        for row in rows {
-            for word in (0..words).step_by(SQUARE) {
-                // SAFETY: an address that cannot be read is not fetched.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.row(row).wrapping_add(word * self.depth_step).cast()) };
-            }
-        }
+    pub fn prefetch(&self, rows: Range<usize>, words: usize) {
+        rows.for_each(|row| pack::prefetch_bytes::<_MM_HINT_T1>(self.row(row), words * WORD_BYTES));
     }
 
     /// Rows from `row` on, at most `most`, from a word on; the last rows if `row` is beyond them.
@@ -170,13 +165,14 @@ impl PackedTerm {
         let right = self.right;
         let is_along = self.product.order == Order::NT;
         let pack = if is_along { pack::pack_along::<L::Packing> } else { pack::pack_across::<L::Packing> };
-        // Rows across are read as far as they are in several panels: a line of each would come too late.
+        // Of rows across, a panel needs a line each, which the CPU does not foresee; so several panels are packed together.
         let (most_words, most_cols, words_together) = if is_along {
             (PACK_DEPTH, L::COLS, PACK_DEPTH)
         } else {
             (PACK_DEPTH / 4, PACK_PANELS * L::COLS, PACK_WORDS)
         };
-        let (parts, summands) = (right.depth.div_ceil(most_words), self.product.dims()[2]);
+        let parts = right.depth.div_ceil(most_words);
+        let summands = self.product.dims()[2];
         team.tasks(cols.len().div_ceil(most_cols) * parts, |task, _| {
             let of_task = task / parts * most_cols..cols.len().min((task / parts + 1) * most_cols);
             let first = task % parts * most_words;
@@ -188,10 +184,10 @@ impl PackedTerm {
                 let after = cols.start + of_task.end;
                 if is_along {
                     let next = after..cols.end.min(after + L::COLS);
-                    pack::fetch::<_MM_HINT_T0, _>(&b, next, summand(words.start)..summand(words.end));
+                    pack::prefetch(&b, next, summand(words.start)..summand(words.end));
                 } else {
                     let next = summand(words.end)..summand(end.min(words.end + words_together));
-                    pack::fetch::<_MM_HINT_T0, _>(&b, next, cols.start + of_task.start..after);
+                    pack::prefetch(&b, next, cols.start + of_task.start..after);
                 }
                 for col in of_task.clone().step_by(L::COLS) {
                     let count = L::COLS.min(of_task.end - col);

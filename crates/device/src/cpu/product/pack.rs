@@ -326,16 +326,20 @@ pub(super) unsafe fn turn_square(first: *mut u32, side: usize) {
     }
 }
 
-/// Fetches a block of a matrix that will be written ([`_MM_HINT_ET0`]) or read ([`_MM_HINT_T0`]). Rows are too short for the CPU to
-/// foresee what comes next, and a store that misses the cache would wait.
-pub(super) fn fetch<const HINT: i32, E: Element>(of: &Matrix<E>, rows: Range<usize>, cols: Range<usize>) {
-    const LINE_BYTES: usize = 64;
+/// Prefetches a block of a matrix, whose rows are too short for the CPU to foresee what comes next.
+pub(super) fn prefetch<E: Element>(of: &Matrix<E>, rows: Range<usize>, cols: Range<usize>) {
     for row in rows {
-        let first = of.beyond(row, cols.start).cast::<i8>();
-        for byte in (0..cols.len() * size_of::<E>()).step_by(LINE_BYTES) {
-            // SAFETY: an address that cannot be read is not fetched.
-            unsafe { _mm_prefetch::<HINT>(first.wrapping_add(byte)) };
-        }
+        let first = of.beyond(row, cols.start).cast::<u8>();
+        prefetch_bytes::<_MM_HINT_T0>(first, cols.len() * size_of::<E>());
+    }
+}
+
+/// Prefetches so many bytes that lie side by side, as far as they can be read.
+pub(super) fn prefetch_bytes<const HINT: i32>(first: *const u8, bytes: usize) {
+    const LINE_BYTES: usize = 64;
+    for byte in (0..bytes).step_by(LINE_BYTES) {
+        // SAFETY: no address is invalid for a prefetch.
+        unsafe { _mm_prefetch::<HINT>(first.wrapping_add(byte).cast()) };
     }
 }
 
