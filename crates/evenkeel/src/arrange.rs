@@ -52,7 +52,7 @@ pub fn arrange(
             .or(before.parallel.sequence_parallel)
             .or(Some(launch.strategy.cut.split_sequence));
     }
-    let candidates = candidates(settings, launch);
+    let candidates = candidates(settings, model, launch);
     if let [only] = candidates[..] {
         apply(only, settings, launch);
         return Ok(said);
@@ -97,7 +97,7 @@ fn simulated_on(
 }
 
 /// The open candidates, least memory first: a split stream before a whole one, fewer parts before more.
-fn candidates(settings: &Settings, launch: &Launch) -> Vec<Candidate> {
+fn candidates(settings: &Settings, model: &Model, launch: &Launch) -> Vec<Candidate> {
     let parallel = &settings.parallel;
     let streams = match parallel.sequence_parallel {
         Some(split) => vec![split],
@@ -106,6 +106,7 @@ fn candidates(settings: &Settings, launch: &Launch) -> Vec<Candidate> {
     };
     let parts = match parallel.parts {
         Some(parts) => vec![parts],
+        None if !model.config.can_be_in_parts() => vec![1],
         None => parts_to_try(launch.strategy.arrangement, settings.train.batch),
     };
     let candidate = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });

@@ -206,6 +206,22 @@ fn weights_are_exported_to_a_folder_and_not_under_the_name_of_a_file() {
 }
 
 #[test]
+fn what_processors_read_is_saved_with_a_model_that_had_it() {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]"]);
+    for file in ["processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"] {
+        assert!(!place.path("run/model").join(file).exists(), "{file}");
+        fs::write(place.path("run/model").join(file), format!("{{\"of\": {file:?}}}")).unwrap();
+    }
+    from_folder(&place, "again.toml", "run/model");
+    place.stdout(&["train", "again.toml", "--steps", "1", "--set", "sample.prompts=[]", "--output", "again"]);
+    for file in ["processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"] {
+        let [had, has] = ["run/model", "again/model"].map(|folder| fs::read(place.path(folder).join(file)).unwrap());
+        assert_eq!(had, has, "{file}");
+    }
+}
+
+#[test]
 fn a_checkpoint_that_is_not_there_is_told_which_are() {
     let place = Place::new(TINY);
     let train = ["train", "tiny.toml", "--set", "sample.prompts=[]", "--set", "output.checkpoint_every=2"];

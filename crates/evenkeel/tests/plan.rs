@@ -217,6 +217,32 @@ fn a_model_needs_no_weights_to_be_planned_and_replaces_that_of_the_file() {
 }
 
 /// Makes every task, exchange and run of a profile take so many times as long.
+/// The loss of balance is of whole micro-batches and of all layers.
+#[test]
+fn a_loss_of_balance_among_experts_is_planned_without_parts_and_places() {
+    let place = Place::new(TINY);
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/qwen3_moe/config.json");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(golden).unwrap()).unwrap();
+    config["output_router_logits"] = true.into();
+    config["vocab_size"] = 300.into();
+    fs::create_dir(place.path("mixture")).unwrap();
+    fs::write(place.path("mixture/config.json"), config.to_string()).unwrap();
+    let cluster = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/8-h200.toml");
+    let sizes = ["--tokens-per-step", "4096", "--sequence", "64", "--devices", "2", "--show", "1000", "--json"];
+    let (is_fine, stdout, stderr) =
+        run(&place, &[&["plan", "--model", "mixture", "--cluster", cluster], &sizes[..]].concat());
+    assert!(is_fine, "{stderr}");
+    let plan: Value = serde_json::from_str(&stdout).unwrap();
+    for strategy in plan["fitting"].as_array().unwrap() {
+        let strategy = &strategy["strategy"];
+        assert!(strategy["pp"] == 1 && strategy["arrangement"]["parts"] == 1, "{strategy}");
+    }
+    let sizes = "hidden = 64\nlayers = 3\nheads = 4\nkv_heads = 2\nffn = 96";
+    fs::write(place.path("mixture.toml"), TINY.replace(sizes, "config = \"mixture/config.json\"")).unwrap();
+    let train = ["train", "mixture.toml", "--tp", "2", "--set", "parallel.parts=2"];
+    place.refused(&train, &["parallel.parts is 2", "whole micro-batches"]);
+}
+
 fn scale_times(profile: &mut Value, factor: f64) {
     let scale = |times: &mut Vec<Value>| {
         times.iter_mut().for_each(|time| *time = (factor * time.as_f64().unwrap()).into());

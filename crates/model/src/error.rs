@@ -125,10 +125,10 @@ impl Error {
             Error::BadAdapter { .. } => None,
             Error::IdleTarget { modules, .. } => Some(format!("it has {}", modules.join(", "))),
             Error::IdleParameter { parameters, .. } if parameters.is_empty() => {
-                Some("it has no experts: name linear layers in target_modules, adapter.targets here".into())
+                Some("it has no experts: name linear layers in adapter.targets (PEFT's target_modules)".into())
             }
             Error::IdleParameter { parameters, .. } => {
-                Some(format!("they have {}; linear layers belong in target_modules", parameters.join(", ")))
+                Some(format!("they have {}; linear layers belong in adapter.targets (PEFT's target_modules)", parameters.join(", ")))
             }
             Error::IdlePattern { modules, .. } => Some(format!("these are {}", modules.join(", "))),
             Error::NoSuchLayer { last, .. } => Some(format!("use numbers from 0 to {last}")),

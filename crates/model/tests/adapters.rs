@@ -629,7 +629,7 @@ fn adapters_of_experts_that_older_peft_saved_are_read_the_other_way_round() {
 #[test]
 fn adapters_of_experts_refuse_what_peft_refuses() {
     let of = |name: &str| AdapterConfig { parameters: vec![name.to_owned()], ..AdapterConfig::default() };
-    let both = "they have gate_up_proj, down_proj; linear layers belong in target_modules";
+    let both = "they have gate_up_proj, down_proj; linear layers belong in adapter.targets";
     for (name, what) in [
         ("q_proj.weight", "`target_parameters` has `q_proj.weight`, which is no parameter of this model's experts"),
         ("mlp.gate.weight", "which is no parameter of this model's experts"),
@@ -638,7 +638,7 @@ fn adapters_of_experts_refuse_what_peft_refuses() {
         refused("qwen3_moe", of(name), what);
         refused("qwen3_moe", of(name), both);
     }
-    refused("llama3", of("mlp.experts.down_proj"), "it has no experts: name linear layers in target_modules");
+    refused("llama3", of("mlp.experts.down_proj"), "it has no experts: name linear layers in adapter.targets");
     let down = || of("experts.down_proj");
     refused("qwen3_moe", AdapterConfig { dropout: 0.1, ..down() }, "`lora_dropout` is set beside `target_parameters`");
     refused("qwen3_moe", AdapterConfig { is_dora: true, ..down() }, "`use_dora` is set beside `target_parameters`");

@@ -69,6 +69,7 @@ impl ModelInput {
         input.check_adapter(&config.settings)?;
         input.check_packed(&config.settings)?;
         input.check_stages(&config.settings)?;
+        input.check_parts(&config.settings)?;
         let names: Vec<String> = input.new_modules().iter().map(|module| format!("`{module}`")).collect();
         if !names.is_empty() {
             let names = names.join(" and ");
@@ -159,6 +160,18 @@ impl ModelInput {
             "parallel.pp is {pp}, but with `output_router_logits` in config.json the loss has a term for balance among experts, which depends on all layers at once"
         );
         let hint = "use parallel.pp = 1, or train without that term: model.ignore_keys = [\"output_router_logits\"]";
+        Err(Mistake { what, hint: Some(hint.to_owned()) })
+    }
+
+    fn check_parts(&self, settings: &Settings) -> Result<(), Mistake> {
+        let parts = settings.parallel.parts.unwrap_or(1);
+        if parts == 1 || self.model.config.can_be_in_parts() {
+            return Ok(());
+        }
+        let what = format!(
+            "parallel.parts is {parts}, but with `output_router_logits` in config.json the loss has a term for balance among experts, which is of whole micro-batches"
+        );
+        let hint = "use parallel.parts = 1, or train without that term: model.ignore_keys = [\"output_router_logits\"]";
         Err(Mistake { what, hint: Some(hint.to_owned()) })
     }
 
@@ -403,6 +416,7 @@ impl ModelInput {
         if self.model.config.input.is_classified() {
             return Ok(());
         }
+        copy_present(folder, from, &PROCESSORS)?;
         if copy_present(folder, from, &["generation_config.json"])?.is_empty() {
             let tokens = ["bos_token_id", "eos_token_id", "pad_token_id"];
             let tokens = tokens.iter().filter_map(|&key| Some((key.to_owned(), json.get(key)?.clone())));
@@ -529,6 +543,9 @@ pub fn save_tokenizer(folder: &NewFolder, tokenizer: &SavedTokenizer) -> Result<
     }
     template.as_ref().map_or(Ok(()), |template| folder.write("chat_template.jinja", template.as_bytes()))
 }
+
+/// What models that also read pictures or sounds have.
+const PROCESSORS: [&str; 3] = ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
 
 const BESIDE_TOKENIZER: [&str; 8] = [
     "tokenizer_config.json",

@@ -107,12 +107,16 @@ impl<'a> Job<'a> {
         have_heads && strategy.pipeline.stages() <= config.layers.len().max(1) && self.cached_shards(cut).is_some()
     }
 
-    /// Whether the strategy has the axes that are wanted.
+    /// Whether the strategy has the axes that are wanted, and the model's loss allows its stages and parts.
     pub fn is_wanted(&self, strategy: &Strategy) -> bool {
         let Mesh { pp, dp, tp } = strategy.mesh();
-        let may_be_pipeline = pp == 1 || self.model.config.can_be_in_stages();
+        let config = &self.model.config;
+        let may_be_pipeline = pp == 1 || config.can_be_in_stages();
+        let may_have_parts = strategy.arrangement.parts == 1 || config.can_be_in_parts();
         let axes = self.axes.iter().zip([pp, dp, tp]);
-        may_be_pipeline && axes.into_iter().all(|(wanted, axis)| wanted.is_none_or(|wanted| wanted == axis))
+        may_be_pipeline
+            && may_have_parts
+            && axes.into_iter().all(|(wanted, axis)| wanted.is_none_or(|wanted| wanted == axis))
     }
 
     /// By rank: the cost of a step, from dry runs, if ranks are alike that have the same kind of place.

@@ -398,6 +398,11 @@ impl Config {
         !self.has_balance_loss() && !self.hands_values_on()
     }
 
+    /// Whether a micro-batch may be computed in parts: the balance among experts is that of a whole one.
+    pub fn can_be_in_parts(&self) -> bool {
+        !self.has_balance_loss()
+    }
+
     /// Key and value heads, the most of any layer.
     pub fn most_kv_heads(&self) -> usize {
         self.layers.iter().map(|layer| layer.kv_heads).max().unwrap_or(self.kv_heads)

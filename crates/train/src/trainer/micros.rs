@@ -103,8 +103,7 @@ impl Trainer {
     /// By replica and micro-batch: the number of its parts, at most one per document or image. If state that moves during the
     /// step is split, all replicas move it in the same order, so the one with the fewest parts decides.
     fn parts(&self, shares: &[Vec<Cow<Samples>>]) -> Vec<Vec<usize>> {
-        // The balance among experts is that of whole micro-batches.
-        let most = if self.model.config.has_balance_loss() { 1 } else { self.strategy.arrangement.parts };
+        let most = if self.model.config.can_be_in_parts() { self.strategy.arrangement.parts } else { 1 };
         let own = |samples: &Cow<Samples>| samples.most_parts().min(most);
         let mut parts: Vec<Vec<usize>> = shares.iter().map(|share| share.iter().map(own).collect()).collect();
         if self.parameters.split.splits_gradients() {
