@@ -18,7 +18,7 @@ const EXPERTS: [[usize; 4]; 4] = [[32, 128, 512, 192], [32, 512, 512, 192], [8, 
 /// Sequences, tokens of each, heads of keys and of values, and their elements.
 const RULES: [[usize; 5]; 2] = [[4, 512, 4, 4, 128], [2, 1024, 4, 8, 64]];
 
-/// What is measured, and the product beside it.
+/// A kernel that is measured, and the product beside it.
 struct Case {
     what: String,
     kernel: Kernel,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::loss::{Exp, RowSums, Sums};
 use super::math::exp;
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
-use super::product::most_working_memory;
+use super::product::{even_parts, most_working_memory};
 use super::rows::{PARTS, Tile, each_vector, load, rows_per_task, store, tiles, total};
 use super::selected_rows::{checked_rows, copy_row};
 use super::simd::{Simd, Vectorised, vectorise};
@@ -231,7 +231,7 @@ impl Run for GroupedProduct {
         let mut products = Vec::new();
         for expert in alone {
             let rows = rows_of(expert);
-            let height = if self.order == Order::TN { rows.len() } else { even_parts(rows.len(), most_rows) };
+            let height = if self.order == Order::TN { rows.len() } else { even_parts(rows.len(), most_rows, TILE) };
             for part in parts(rows, height) {
                 products.extend(parts(0..self.out.cols, cols).map(|cols| self.of_expert(expert, part.clone(), cols)));
             }
@@ -290,11 +290,6 @@ fn most_summands_alone(all: usize) -> usize {
 /// Rows and columns come in multiples of this, the side of the largest tile.
 const TILE: usize = 32;
 
-/// The length of the fewest equal parts that are no longer than `most`, filled up to whole tiles.
-fn even_parts(len: usize, most: usize) -> usize {
-    len.div_ceil(len.div_ceil(most).max(1)).next_multiple_of(TILE).max(TILE)
-}
-
 fn parts(all: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     all.clone().step_by(len).map(move |start| start..all.end.min(start + len))
 }
@@ -304,7 +299,7 @@ impl GroupedProduct {
     fn cols_alone(&self) -> usize {
         let summands = if self.order == Order::TN { ROWS_ALONE } else { self.a.cols };
         let most = RIGHT_BYTES / (summands.max(1) * self.a.dtype.size_bytes());
-        even_parts(self.out.cols, most.max(LEAST_COLS))
+        even_parts(self.out.cols, most.max(LEAST_COLS), TILE)
     }
 
     /// Columns of the product of an expert's rows.

@@ -115,7 +115,7 @@ impl Team {
         self.tasks(tasks, |task, scratch| {
             let team = scratch.alone.get_or_insert_with(|| Box::new(Team::alone()));
             work(task, team);
-            // What it packed may change before its next task.
+            // The operands that it packed may change before its next task.
             team.forget_operands();
         });
     }

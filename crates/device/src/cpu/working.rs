@@ -34,7 +34,7 @@ impl WorkingMemory {
         WorkingMemory { alone_bytes: self.parts(), ..WorkingMemory::default() }
     }
 
-    /// What a team of one thread has.
+    /// The bytes of a team of one thread, part by part.
     pub(crate) fn parts(&self) -> [u64; 4] {
         let [left, right] = self.operand_bytes;
         [self.thread_bytes, self.common_bytes, left, right]

@@ -156,23 +156,15 @@ impl ModelInput {
             );
             return Err(Mistake { what, hint: Some("use parallel.pp = 1".to_owned()) });
         }
-        let what = format!(
-            "parallel.pp is {pp}, but with `output_router_logits` in config.json the loss has a term for balance among experts, which depends on all layers at once"
-        );
-        let hint = "use parallel.pp = 1, or train without that term: model.ignore_keys = [\"output_router_logits\"]";
-        Err(Mistake { what, hint: Some(hint.to_owned()) })
+        Err(balance_forbids("pp", pp, "depends on all layers at once"))
     }
 
     fn check_parts(&self, settings: &Settings) -> Result<(), Mistake> {
         let parts = settings.parallel.parts.unwrap_or(1);
-        if parts == 1 || self.model.config.can_be_in_parts() {
-            return Ok(());
+        match parts == 1 || self.model.config.can_be_in_parts() {
+            true => Ok(()),
+            false => Err(balance_forbids("parts", parts, "is of whole micro-batches")),
         }
-        let what = format!(
-            "parallel.parts is {parts}, but with `output_router_logits` in config.json the loss has a term for balance among experts, which is of whole micro-batches"
-        );
-        let hint = "use parallel.parts = 1, or train without that term: model.ignore_keys = [\"output_router_logits\"]";
-        Err(Mistake { what, hint: Some(hint.to_owned()) })
     }
 
     /// Refuses what cannot be done with weights in 4 bits. The folder may be the first to say that they are.
@@ -426,6 +418,16 @@ impl ModelInput {
     }
 }
 
+/// A number of places or parts that the loss of balance among experts does not allow.
+fn balance_forbids(key: &str, number: usize, reason: &str) -> Mistake {
+    let what = format!(
+        "parallel.{key} is {number}, but with `output_router_logits` in config.json the loss has a term for balance among experts, which {reason}"
+    );
+    let hint =
+        format!("use parallel.{key} = 1, or train without that term: model.ignore_keys = [\"output_router_logits\"]");
+    Mistake { what, hint: Some(hint) }
+}
+
 fn classes(settings: &Settings) -> Result<Vec<String>, evenkeel_store::Error> {
     let format = match settings.data.source {
         DataSource::Images => Format::Images,
@@ -544,7 +546,7 @@ pub fn save_tokenizer(folder: &NewFolder, tokenizer: &SavedTokenizer) -> Result<
     template.as_ref().map_or(Ok(()), |template| folder.write("chat_template.jinja", template.as_bytes()))
 }
 
-/// What models that also read pictures or sounds have.
+/// Files of models that also read pictures or sounds.
 const PROCESSORS: [&str; 3] = ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
 
 const BESIDE_TOKENIZER: [&str; 8] = [

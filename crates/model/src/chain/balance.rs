@@ -68,7 +68,7 @@ impl Tallies {
     }
 }
 
-/// What the routers noted, in the host's memory.
+/// The routers' tallies, in the host's memory.
 pub struct ReadTallies<'a> {
     tallies: &'a Tallies,
     read: Vec<f32>,

@@ -12,6 +12,7 @@ use super::super::matrix::Element;
 use super::super::team::{Scratch, Source};
 use super::super::{Team, WorkingMemory};
 use super::epilogue::Epilogue;
+use super::even_parts;
 use super::operands::{Left, PackedTerm, SlabOperands, TermSizes, WORD_BYTES, copy_stride, padded_rows};
 use super::pack::{self, Packing, SQUARE};
 use crate::kernel::{Order, Product, Term};
@@ -347,7 +348,7 @@ struct Sums {
     tile: *mut f32,
     /// Rows of the tile before the first that counts.
     skipped: usize,
-    /// Where it belongs in the product as computed, and the rows and columns that count.
+    /// Its first row and column in the product as computed, and the rows and columns that count.
     at: [usize; 2],
     shape: [usize; 2],
     is_turned: bool,
@@ -383,8 +384,8 @@ impl Sums {
 
 /// The block of a task: the level's, lower where there would be too few tasks.
 fn block_size<L: Level>(rows: usize, cols: usize, least_tasks: usize) -> (usize, usize) {
-    let even = |len: usize, block: usize, step: usize| len.div_ceil(len.div_ceil(block)).next_multiple_of(step);
-    let (mut block_rows, mut block_cols) = (even(rows, L::BLOCK.0, L::ROWS), even(cols, L::BLOCK.1, L::COLS));
+    let mut block_rows = even_parts(rows, L::BLOCK.0, L::ROWS);
+    let mut block_cols = even_parts(cols, L::BLOCK.1, L::COLS);
     while rows.div_ceil(block_rows) * cols.div_ceil(block_cols) < least_tasks {
         if block_rows >= 2 * L::ROWS.max(32) {
             block_rows = (block_rows / 2).next_multiple_of(L::ROWS);

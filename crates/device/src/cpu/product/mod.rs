@@ -102,6 +102,11 @@ fn working_memory_at(product: &Product, f32: F32Level, bf16: Bf16Level, least_ta
     }
 }
 
+/// The length of the fewest equal parts that are no longer than `most`, filled up to whole steps; one step at least.
+pub(super) fn even_parts(len: usize, most: usize, step: usize) -> usize {
+    len.div_ceil(len.div_ceil(most).max(1)).next_multiple_of(step).max(step)
+}
+
 /// The most that any of the products `of(1)` to `of(rows)` needs, which differ in how many rows of `a` they have, in a team that
 /// wants so many tasks.
 pub(super) fn most_working_memory(of: &dyn Fn(usize) -> Product, rows: usize, least_tasks: usize) -> WorkingMemory {

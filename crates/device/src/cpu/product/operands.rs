@@ -165,7 +165,7 @@ impl PackedTerm {
         let right = self.right;
         let is_along = self.product.order == Order::NT;
         let pack = if is_along { pack::pack_along::<L::Packing> } else { pack::pack_across::<L::Packing> };
-        // Of rows across, a panel needs a line each, which the CPU does not foresee; so several panels are packed together.
+        // A panel needs one line of each row across, which the CPU does not foresee; so several panels are packed together.
         let (most_words, most_cols, words_together) = if is_along {
             (PACK_DEPTH, L::COLS, PACK_DEPTH)
         } else {
