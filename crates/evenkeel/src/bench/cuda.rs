@@ -36,13 +36,19 @@ impl Preset {
     /// Those whose whole training fits one GPU.
     pub const ALL: [Preset; 4] = [Preset::Llama1b, Preset::Gpt2, Preset::Vit1b, Preset::Llama8l];
 
-    fn name(self) -> &'static str {
-        match self {
-            Preset::Llama1b => "llama1b",
-            Preset::Gpt2 => "gpt2",
-            Preset::Vit1b => "vit1b",
-            Preset::Llama8l => "llama8l",
-            Preset::Llama8b => "llama8b",
+    pub fn workload(self, sizes: Sizes) -> Workload {
+        let (name, sequences, length) = match self {
+            Preset::Llama1b => ("llama1b", 8, Some(2048)),
+            Preset::Gpt2 => ("gpt2", 32, Some(1024)),
+            Preset::Vit1b => ("vit1b", 64, None),
+            Preset::Llama8l => ("llama8l", 4, Some(4096)),
+            Preset::Llama8b => ("llama8b", 2, Some(2048)),
+        };
+        Workload {
+            name: name.to_owned(),
+            config: self.config(),
+            count: sizes.sequences.unwrap_or(sequences),
+            length: length.map(|length| sizes.length.unwrap_or(length)),
         }
     }
 
@@ -68,35 +74,51 @@ impl Preset {
             }),
         }
     }
+}
 
-    fn model(self, adapters: &AdapterArguments) -> Result<Model, Mistake> {
-        let model = Model::from_json(&self.config());
-        let model = model.map_err(|error| Mistake { what: format!("{}: {error}", self.name()), hint: None })?;
+/// A model's config.json, and what a step trains it on.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    pub name: String,
+    pub config: Value,
+    /// Sequences of tokens, or images.
+    pub count: usize,
+    /// Tokens of a sequence.
+    pub length: Option<usize>,
+}
+
+impl Workload {
+    /// A language model of one's own.
+    pub fn of_config(name: String, config: Value, sizes: Sizes) -> Workload {
+        let (count, length) = (sizes.sequences.unwrap_or(1), Some(sizes.length.unwrap_or(4096)));
+        Workload { name, config, count, length }
+    }
+
+    fn model(&self, adapters: &AdapterArguments) -> Result<Model, Mistake> {
+        let model = Model::from_json(&self.config);
+        let model = model.map_err(|error| Mistake { what: format!("{}: {error}", self.name), hint: None })?;
         Ok(adapters.adapt(model)?.for_device(DeviceKind::Cuda))
     }
 
-    fn trainer_options(self, sizes: Sizes) -> TrainerOptions {
+    fn trainer_options(&self) -> TrainerOptions {
         TrainerOptions {
             optimizer: Some(OptimizerOptions::default()),
             label_smoothing: 0.0,
-            longest: self.batch(sizes).1.unwrap_or(1),
+            longest: self.length.unwrap_or(1),
             dropout_seed: 0,
         }
     }
 
-    /// Sequences of tokens, or images if they have none.
-    fn batch(self, sizes: Sizes) -> (usize, Option<usize>) {
-        let (sequences, length) = match self {
-            Preset::Llama1b => (8, Some(2048)),
-            Preset::Gpt2 => (32, Some(1024)),
-            Preset::Vit1b => (64, None),
-            Preset::Llama8l => (4, Some(4096)),
-            Preset::Llama8b => (2, Some(2048)),
-        };
-        (sizes.sequences.unwrap_or(sequences), length.map(|length| sizes.length.unwrap_or(length)))
+    /// What a step's throughput counts.
+    fn unit(&self) -> &'static str {
+        if self.length.is_some() { "tokens" } else { "images" }
     }
 
-    fn samples(self, config: &Value, sizes: Sizes, step: u64) -> Samples {
+    fn units(&self) -> f64 {
+        (self.count * self.length.unwrap_or(1)) as f64
+    }
+
+    fn samples(&self, model: &Model, step: u64) -> Samples {
         let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
         let mut below = |end: u64| {
             state ^= state << 13;
@@ -104,13 +126,12 @@ impl Preset {
             state ^= state << 17;
             (state >> 33) % end
         };
-        let (count, sequence) = self.batch(sizes);
-        let Some(sequence) = sequence else {
+        let count = self.count;
+        let Some(sequence) = self.length else {
             let pixels = (0..count * 3 * 224 * 224).map(|_| below(4096) as f32 / 1024.0 - 2.0).collect();
             return Samples::Images { pixels, labels: (0..count).map(|_| below(10) as u32).collect() };
         };
-        let vocabulary = config["vocab_size"].as_u64().expect("given above");
-        let ids: Vec<u32> = (0..count * sequence).map(|_| below(vocabulary) as u32).collect();
+        let ids: Vec<u32> = (0..count * sequence).map(|_| below(model.config.classes as u64) as u32).collect();
         let is_last = |t: usize| (t + 1).is_multiple_of(sequence);
         let labels = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
         Samples::Tokens { ids, labels, segment_lengths: vec![sequence; count] }
@@ -125,8 +146,8 @@ pub struct Sizes {
     pub length: Option<usize>,
 }
 
-pub struct Options<'a> {
-    pub presets: &'a [Preset],
+pub struct Options {
+    pub workloads: Vec<Workload>,
     pub precision: Precision,
     pub warmup: usize,
     pub steps: usize,
@@ -134,7 +155,6 @@ pub struct Options<'a> {
     pub json: bool,
     pub cut: Cut,
     pub virtual_gpus: Vec<u32>,
-    pub sizes: Sizes,
     /// Whether CUDA graphs are replayed.
     pub graph: bool,
     pub adapters: AdapterArguments,
@@ -146,25 +166,23 @@ const PEAK_FLOPS_PER_S: f64 = 790e12;
 const PEAK_BYTES_PER_S: f64 = 4.3e12;
 
 pub fn run(options: &Options) -> Result<String, Failure> {
-    let reports = options.presets.iter().map(|&preset| measure(preset, options));
+    let reports = options.workloads.iter().map(|workload| measure(workload, options));
     Ok(reports.collect::<Result<Vec<String>, Failure>>()?.join("\n"))
 }
 
-fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
+fn measure(workload: &Workload, options: &Options) -> Result<String, Failure> {
     if options.cut.weights.len() > 1 || !options.virtual_gpus.is_empty() {
-        return ranks::measure(preset, options);
+        return ranks::measure(workload, options);
     }
     let begin = Instant::now();
-    let config = preset.config();
-    let model = preset.model(&options.adapters)?;
+    let model = workload.model(&options.adapters)?;
     let device = device::start_cuda(0)?;
     device.replay_graphs(false);
-    let (count, sequence) = preset.batch(options.sizes);
     let parameters = Parameters::random(&model, options.precision.into(), ZeroSharding::NONE, 0, device.compute());
-    let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options(options.sizes));
+    let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, workload.trainer_options());
     trainer.rearrange(Arrangement::of(Schedule::usual(options.recompute, 1)));
     // Two batches in turn, on the GPU beforehand as PyTorch's are: loading data is not timed.
-    let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, options.sizes, step)]));
+    let prepared = [0, 1].map(|step| trainer.prepare(&[workload.samples(&model, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;
     let mut number = 0;
     let mut step = || -> Result<(Duration, f64), Failure> {
@@ -192,12 +210,11 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     }
     let replays = device.replays();
     let median = median(times.iter().copied());
-    let units = (count * sequence.unwrap_or(1)) as f64;
-    let unit = if sequence.is_some() { "tokens" } else { "images" };
+    let (units, unit) = (workload.units(), workload.unit());
     let peak_bytes = device.usage().peak_bytes;
     if options.json {
         let json = json!({
-            "model": preset.name(), "dtype": options.precision.name(), "parameters": model.parameter_count(),
+            "model": workload.name, "dtype": options.precision.name(), "parameters": model.parameter_count(),
             "median_step_s": median, "min_step_s": times.iter().copied().fold(f64::INFINITY, f64::min), "per_s": units / median, "unit": unit,
             "peak_bytes": peak_bytes, "first_step_s": to_first_step.as_secs_f64(), "first_loss": first_loss,
             "last_loss": loss, "graphs_per_step": (replays.graphs - before.graphs) as f64 / options.steps as f64,
@@ -207,7 +224,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     }
     let mut lines = vec![format!(
         "{:8} {:9.2} ms/step {:10.0} {unit}/s  peak {}  first step after {:.1} s  loss {first_loss:.3} → {loss:.3}",
-        preset.name(),
+        workload.name,
         median * 1e3,
         units / median,
         text::bytes(peak_bytes),

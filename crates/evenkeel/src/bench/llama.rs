@@ -41,7 +41,7 @@ pub struct Llama {
 }
 
 /// The adapters that are trained instead of the model.
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct AdapterArguments {
     /// Train LoRA adapters of this rank on all linear layers instead of the whole model.
     #[arg(long, value_name = "RANK", value_parser = between::<1, 16384>)]
@@ -49,6 +49,9 @@ pub struct AdapterArguments {
     /// Adapt the first so many layers only. With one, the rest of a step is the frozen model's.
     #[arg(long, value_name = "COUNT", requires = "lora", value_parser = between::<1, 65536>)]
     lora_layers: Option<usize>,
+    /// Train these modules whole beside the adapters, by the ends of their names, such as embed_tokens,norm.
+    #[arg(long, value_name = "NAMES", requires = "lora", value_delimiter = ',')]
+    lora_beside: Vec<String>,
     /// How to hold the adapters' base: "nf4", or in --dtype if not given.
     #[arg(long, value_name = "FORMAT", requires = "lora", value_parser = AdapterBase::named)]
     base: Option<AdapterBase>,
@@ -130,7 +133,9 @@ impl AdapterArguments {
         let Some(rank) = self.lora else { return Ok(model) };
         let model = if self.base == Some(AdapterBase::Nf4) { model.packed() } else { model };
         let layers = self.lora_layers.map(|count| (0..count.min(model.config.layers.len())).collect());
-        let config = AdapterConfig { rank, alpha: 2.0 * rank as f32, layers, ..AdapterConfig::default() };
+        let trained_modules = self.lora_beside.clone();
+        let config =
+            AdapterConfig { rank, alpha: 2.0 * rank as f32, layers, trained_modules, ..AdapterConfig::default() };
         model.adapted(config).map_err(|error| Mistake { what: error.to_string(), hint: error.hint() })
     }
 }

@@ -1,7 +1,7 @@
 //! `evenkeel bench step`: forward, backward and AdamW of a random model on random tokens.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use evenkeel_model::{Cut, Input, Model, Parameters};
@@ -11,7 +11,7 @@ use evenkeel_store::read_config;
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
 use super::devices::DeviceArguments;
-use super::llama::Llama;
+use super::llama::{Llama, model_of_options};
 use super::{between, cuda, roofline};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
@@ -24,8 +24,12 @@ pub struct Arguments {
     llama: Llama,
     #[command(flatten)]
     devices: DeviceArguments,
-    /// Train the model of this config.json instead of a Llama.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["hidden", "layers", "heads", "kv_heads", "ffn", "vocab"])]
+    /// Train the model of this config.json instead of a Llama or of those on a GPU.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "model"],
+    )]
     config: Option<PathBuf>,
     #[arg(long, default_value_t = 12, value_parser = between::<1, 1000000>)]
     steps: usize,
@@ -88,12 +92,21 @@ impl Arguments {
     fn model(&self) -> Result<(Model, Llama), Failure> {
         let Some(path) = &self.config else { return Ok((self.llama.model()?, self.llama.clone())) };
         let model = self.llama.model_of(&read_config(path)?)?;
-        if !matches!(model.config.input, Input::Tokens { .. }) {
-            let hint = Some("give the config.json of a language model".to_owned());
-            return Err(Mistake { what: format!("the model of {path:?} reads images"), hint }.into());
-        }
+        check_reads_tokens(&model, path)?;
         let vocab = model.config.classes;
         Ok((model, Llama { vocab, ..self.llama.clone() }))
+    }
+
+    /// What a GPU trains.
+    fn workloads(&self) -> Result<Vec<cuda::Workload>, Failure> {
+        let sizes = cuda::Sizes { sequences: self.sequences, length: self.length };
+        let Some(path) = &self.config else {
+            let presets = if self.model.is_empty() { &cuda::Preset::ALL[..] } else { &self.model };
+            return Ok(presets.iter().map(|preset| preset.workload(sizes)).collect());
+        };
+        let config = read_config(path)?;
+        check_reads_tokens(&model_of_options(&config)?, path)?;
+        Ok(vec![cuda::Workload::of_config(path.display().to_string(), config, sizes)])
     }
 
     /// Refuses options that do not suit the ranks or the device.
@@ -120,9 +133,6 @@ impl Arguments {
                 "use --device cuda, too; cores have --batch and --sequence",
             );
         }
-        if on_card && self.config.is_some() {
-            return mistake("--config is measured on cores only".to_owned(), "use --model, or --device cpu");
-        }
         if on_card && (self.dp > 1 || self.zero > 0) {
             return mistake("--dp and --zero are measured on cores only".to_owned(), "use --tp, or --device cpu");
         }
@@ -140,7 +150,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     arguments.check_ranks()?;
     if arguments.devices.are_gpus() {
         return cuda::run(&cuda::Options {
-            presets: if arguments.model.is_empty() { &cuda::Preset::ALL } else { &arguments.model },
+            workloads: arguments.workloads()?,
             precision: arguments.llama.dtype,
             warmup: arguments.warmup,
             steps: arguments.steps,
@@ -148,9 +158,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             json: arguments.json,
             cut: arguments.cut(),
             virtual_gpus: arguments.devices.virtual_gpus.clone(),
-            sizes: cuda::Sizes { sequences: arguments.sequences, length: arguments.length },
             graph: !arguments.no_graph,
-            adapters: arguments.llama.adapters,
+            adapters: arguments.llama.adapters.clone(),
             recompute: arguments.recompute,
         });
     }
@@ -187,6 +196,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         text = format!("{text}\n\n{}", table[0]);
     }
     Ok(text)
+}
+
+fn check_reads_tokens(model: &Model, path: &Path) -> Result<(), Failure> {
+    if matches!(model.config.input, Input::Tokens { .. }) {
+        return Ok(());
+    }
+    let hint = Some("give the config.json of a language model".to_owned());
+    Err(Mistake { what: format!("the model of {path:?} reads no running text"), hint }.into())
 }
 
 const HINT: &str = "use a smaller --batch or --sequence, or --recompute";
