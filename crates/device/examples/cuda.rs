@@ -152,14 +152,14 @@ fn others(device: &Device) {
     let up_view = up.view();
     let act_view = act.view();
     let activation = Activation::Silu;
-    time(device, "[16384, 8192]", Gated { activation, gate: gate_view, up: up_view, out: act_view });
+    time(device, "[16384, 8192]", Gated { activation, gate: gate_view, up: up_view, out: act_view, count: None });
     let dout_view = dact.view();
     let dgate = act_view;
     let dup = dact.view();
     time(
         device,
         "[16384, 8192]",
-        GatedBackward { activation, gate: gate_view, up: up_view, dout: dout_view, dgate, dup },
+        GatedBackward { activation, gate: gate_view, up: up_view, dout: dout_view, dgate, dup, count: None },
     );
 
     let ids: Vec<u32> = (0..tokens as u32).map(|token| token.wrapping_mul(2_654_435_761) % vocabulary as u32).collect();

@@ -132,17 +132,26 @@ fn others(device: &Device) {
     let [pairs, places] = [0; 2].map(|_| queue.tensor(1, PAIRS, DType::U32));
     let offsets = queue.tensor(1, EXPERTS + 1, DType::U32);
     let (weights, chosen, pairs, places) = (weights.view(), chosen.view(), pairs.view(), places.view());
-    let route =
-        Route { logits: logits.view(), renormalise: true, weights, chosen, pairs, places, offsets: offsets.view() };
+    let route = Route {
+        logits: logits.view(),
+        renormalise: true,
+        weights,
+        chosen,
+        pairs,
+        places,
+        offsets: offsets.view(),
+        first: 0,
+    };
     report("route", route.into());
     let weighted = [None, Some(weights)];
     for weights in weighted {
-        let gather = GatherPairs { x: x.view(), pairs, chosen_per_token: CHOSEN, weights, out: others_x.view() };
+        let gather =
+            GatherPairs { x: x.view(), pairs, chosen_per_token: CHOSEN, weights, out: others_x.view(), count: None };
         report(if weights.is_some() { "gather, weighted" } else { "gather" }, gather.into());
     }
     for weights in weighted {
         for accumulate in [false, true] {
-            let combine = CombinePairs { x: pairs_x.view(), places, weights, out: out.view(), accumulate };
+            let combine = CombinePairs { x: pairs_x.view(), places, weights, out: out.view(), accumulate, count: None };
             let name = if weights.is_some() { "combine, weighted" } else { "combine" };
             report(&format!("{name}{}", if accumulate { ", adding" } else { "" }), combine.into());
         }
@@ -151,13 +160,19 @@ fn others(device: &Device) {
     let [gate, up] = [0, 1].map(|i| wide.col_range(i * COLUMNS..(i + 1) * COLUMNS).view());
     let [narrow, dnarrow] = [0; 2].map(|_| random(queue, PAIRS, COLUMNS, DType::Bf16));
     let activation = Activation::Silu;
-    report("gated", Gated { activation, gate, up, out: narrow.view() }.into());
+    report("gated", Gated { activation, gate, up, out: narrow.view(), count: None }.into());
     report(
         "pair dots",
-        PairDots { a: narrow.view(), b: dnarrow.view(), pairs: Some(pairs), out: dweights.view() }.into(),
+        PairDots { a: narrow.view(), b: dnarrow.view(), pairs: Some(pairs), out: dweights.view(), count: None }.into(),
     );
-    report("scale pairs", ScalePairs { x: dnarrow.view(), pairs: Some(pairs), weights, out: dnarrow.view() }.into());
-    report("gated backward", GatedBackward { activation, gate, up, dout: dnarrow.view(), dgate: gate, dup: up }.into());
+    report(
+        "scale pairs",
+        ScalePairs { x: dnarrow.view(), pairs: Some(pairs), weights, out: dnarrow.view(), count: None }.into(),
+    );
+    report(
+        "gated backward",
+        GatedBackward { activation, gate, up, dout: dnarrow.view(), dgate: gate, dup: up, count: None }.into(),
+    );
     let dlogits = random(queue, TOKENS, EXPERTS, DType::Bf16);
     let backward = RouteBackward {
         logits: logits.view(),

@@ -111,7 +111,7 @@ fn gated_agrees_with_its_definition() {
             let both = queue.floats(rows, 2 * cols, dtype, &both);
             let (out, outer) = framed(queue, rows, cols, dtype, &gate);
             let (gate, up) = (both.col_range(0..cols).view(), both.col_range(cols..2 * cols).view());
-            queue.launch(Gated { activation, gate, up, out: out.view() });
+            queue.launch(Gated { activation, gate, up, out: out.view(), count: None });
             vec![outer]
         });
         let expected: Vec<f64> =
@@ -128,7 +128,7 @@ fn gated_backward_agrees_with_differences_and_may_overwrite_its_operands() {
             let fresh = |values: &[f32]| framed(queue, rows, cols, dtype, values);
             let launch = |gate: &Tensor, up: &Tensor, dout: &Tensor, dgate: &Tensor, dup: &Tensor| {
                 let [gate, up, dout, dgate, dup] = [gate, up, dout, dgate, dup].map(Tensor::view);
-                queue.launch(GatedBackward { activation, gate, up, dout, dgate, dup });
+                queue.launch(GatedBackward { activation, gate, up, dout, dgate, dup, count: None });
             };
             let (dgate, dgate_outer) = fresh(&up);
             let (dup, dup_outer) = fresh(&up);

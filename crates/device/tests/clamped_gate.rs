@@ -27,7 +27,7 @@ fn a_clamped_gate_agrees_with_its_definition() {
         let results = run(|queue| {
             let input = strided(queue, rows, 2 * cols, 5, dtype, &x);
             let (out, outer) = framed(queue, rows, cols, dtype, &vec![0.0; rows * cols]);
-            queue.launch(ClampedGate { x: input.view(), limit: LIMIT, out: out.view() });
+            queue.launch(ClampedGate { x: input.view(), limit: LIMIT, out: out.view(), count: None });
             vec![outer]
         });
         let expected: Vec<f64> = x.chunks_exact(2).map(|pair| plain(pair[0] as f64, pair[1] as f64)).collect();
@@ -45,7 +45,7 @@ fn gradients_of_a_clamped_gate_are_differences_and_may_overwrite_its_operand() {
         let results = run(|queue| {
             let launch = |x: &Tensor, dout: &Tensor, dx: &Tensor| {
                 let (x, dout, dx) = (x.view(), dout.view(), dx.view());
-                queue.launch(ClampedGateBackward { x, limit: LIMIT, dout, dx });
+                queue.launch(ClampedGateBackward { x, limit: LIMIT, dout, dx, count: None });
             };
             let dout = strided(queue, rows, cols, 3, dtype, &dout);
             let (own, own_outer) = framed(queue, rows, 2 * cols, dtype, &x);
@@ -72,7 +72,7 @@ fn a_clamped_gate_keeps_what_is_no_number() {
     let results = run(|queue| {
         let x = strided(queue, 2, 2, 0, DType::F32, &[f32::NAN, 1.0, 1.0, f32::NAN]);
         let out = queue.zeros(2, 1, DType::F32);
-        queue.launch(ClampedGate { x: x.view(), limit: LIMIT, out: out.view() });
+        queue.launch(ClampedGate { x: x.view(), limit: LIMIT, out: out.view(), count: None });
         // Not the values, whose bits may differ from device to device.
         assert!(queue.read(&out).iter().all(|value| value.is_nan()));
         vec![]

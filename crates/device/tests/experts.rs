@@ -114,7 +114,7 @@ fn routed(logits: &[f32], [tokens, experts, k]: [usize; 3], renormalise: bool) -
         let [pairs, places, offsets] = [0, 1, 2].map(|i: usize| lines[i].0.view());
         let logits_tensor = strided(queue, tokens, experts, 3, DType::F32, logits);
         let (logits, weights, chosen) = (logits_tensor.view(), weights.view(), chosen.view());
-        queue.launch(Route { logits, renormalise, weights, chosen, pairs, places, offsets });
+        queue.launch(Route { logits, renormalise, weights, chosen, pairs, places, offsets, first: 0 });
         let line = |i: usize, len| unframed_indices(&queue.read_indices(&lines[i].1), len);
         let chosen = unframed_indices(&queue.read_indices(&chosen_outer), k);
         let indices = [chosen, line(0, tokens * k), line(1, tokens * k), line(2, experts + 1)];
@@ -450,7 +450,7 @@ fn gathered_pairs_are_their_tokens() {
                 let gather = |weights| {
                     let (x, pairs) = (x.view(), pairs.view());
                     let (out, outer) = framed(queue, pairs.cols, width, dtype, &vec![0.0; pairs.cols * width]);
-                    queue.launch(GatherPairs { x, pairs, chosen_per_token: k, weights, out: out.view() });
+                    queue.launch(GatherPairs { x, pairs, chosen_per_token: k, weights, out: out.view(), count: None });
                     outer
                 };
                 vec![gather(None), gather(Some(weights.view()))]
@@ -485,7 +485,14 @@ fn combined_pairs_are_sums_in_the_order_of_the_slots() {
                 let combine = |(weighted, accumulate): (bool, bool)| {
                     let (out, outer) = framed(queue, tokens, width, out_type, &before);
                     let (weights, out) = (weighted.then_some(weights.view()), out.view());
-                    queue.launch(CombinePairs { x: x.view(), places: places.view(), weights, out, accumulate });
+                    queue.launch(CombinePairs {
+                        x: x.view(),
+                        places: places.view(),
+                        weights,
+                        out,
+                        accumulate,
+                        count: None,
+                    });
                     outer
                 };
                 ways.map(combine).to_vec()
@@ -528,7 +535,7 @@ fn dots_of_pairs_go_to_their_places() {
                 let b = strided(queue, pairs.len(), width, 1, b_type, &b);
                 let listed = queue.indices(&pairs);
                 let pairs = are_listed.then(|| listed.view());
-                queue.launch(PairDots { a: a.view(), b: b.view(), pairs, out: out.view() });
+                queue.launch(PairDots { a: a.view(), b: b.view(), pairs, out: out.view(), count: None });
                 vec![outer]
             });
             let mut expected = vec![0.0; pairs.len()];
@@ -559,7 +566,7 @@ fn scaled_pairs_may_overwrite_what_they_are_made_of() {
                 let listed = queue.indices(&pairs);
                 for out in [out, own.clone()] {
                     let (x, pairs, weights) = (own.view(), are_listed.then(|| listed.view()), weights.view());
-                    queue.launch(ScalePairs { x, pairs, weights, out: out.view() });
+                    queue.launch(ScalePairs { x, pairs, weights, out: out.view(), count: None });
                 }
                 vec![outer, own_outer]
             });
@@ -582,6 +589,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
                 chosen_per_token: 2,
                 weights: None,
                 out: queue.zeros(4, 4, DType::F32).view(),
+                count: None,
             }
             .into()
         },
@@ -592,6 +600,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
                 weights: None,
                 out: queue.zeros(2, 4, DType::F32).view(),
                 accumulate: false,
+                count: None,
             }
             .into()
         },
@@ -601,6 +610,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
                 b: queue.zeros(4, 4, DType::F32).view(),
                 pairs: Some(queue.indices(&[0, 4, 1, 2]).view()),
                 out: queue.zeros(2, 2, DType::F32).view(),
+                count: None,
             }
             .into()
         },
@@ -610,6 +620,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
                 pairs: Some(queue.indices(&[0, 4, 1, 2]).view()),
                 weights: queue.zeros(2, 2, DType::F32).view(),
                 out: queue.zeros(4, 4, DType::F32).view(),
+                count: None,
             }
             .into()
         },

@@ -194,6 +194,7 @@ fn drawn(job: &Job, judged: &JudgedStep, timeline: &Timeline, cluster: Option<&C
 fn refuse_what_a_plan_replaces(parallel: &Parallel) -> Result<(), Mistake> {
     let keys = [
         ("tp_weights", !parallel.tp_weights.is_empty()),
+        ("whole_experts", parallel.whole_experts),
         ("stage_layers", !parallel.stage_layers.is_empty()),
         ("chunks", parallel.chunks.is_some()),
         ("ahead", parallel.ahead),

@@ -26,6 +26,8 @@ pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<St
         DeviceKind::Cpu => cores(ranks, parallel.cores_per_rank, parallel.comm_cores, settings.device.threads),
         DeviceKind::Cuda => gpus(ranks, settings, &uncut)?,
     };
+    let cut = cut(parallel.tp, &parallel.tp_weights, uncut, parallel.sequence_parallel);
+    let cut = cut_experts(cut, parallel.whole_experts, "`parallel.whole_experts`", model)?;
     Ok(Strategy {
         pp: parallel.pp,
         dp: parallel.dp,
@@ -33,7 +35,7 @@ pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<St
         accumulate: settings.train.accumulate,
         zero: zero_stage(parallel.zero),
         dtype: DType::from(settings.train.dtype),
-        cut: cut(parallel.tp, &parallel.tp_weights, uncut, parallel.sequence_parallel),
+        cut,
         arrangement: arrangement(parallel),
         pipeline: stages::pipeline(parallel, model, settings.train.accumulate)?,
         devices,
@@ -58,6 +60,15 @@ pub fn cut(tp: usize, weights: &[f64], uncut: BTreeSet<Part>, split_sequence: Op
     let weights = if weights.is_empty() { vec![1.0; tp] } else { weights.to_vec() };
     assert_eq!(weights.len(), tp, "the configuration or command line was checked");
     Cut { split_sequence: split_sequence.unwrap_or(uncut.is_empty()), uncut, ..Cut::weighted(weights) }
+}
+
+/// The same cut, which leaves experts whole if this option says so.
+pub fn cut_experts(cut: Cut, whole_experts: bool, option: &str, model: &Model) -> Result<Cut, Mistake> {
+    if whole_experts && model.config.experts.is_none() {
+        let what = format!("{option} is set, but the model has no experts");
+        return Err(Mistake { what, hint: Some("leave it out".to_owned()) });
+    }
+    Ok(Cut { whole_experts, ..cut })
 }
 
 /// A stage that was checked to be one of ZeRO's.

@@ -78,7 +78,10 @@ fn cuts(shards: usize) -> Vec<Cut> {
 fn every_cut_computes_the_gradients_of_one_rank() {
     for origin in ORIGINS {
         let one = on_one_rank(&origin, DType::F32);
-        for cut in [2, 3, 4].into_iter().flat_map(cuts) {
+        let has_experts = origin.model().config.experts.is_some();
+        let cuts = [2, 3, 4].into_iter().flat_map(cuts);
+        let of_experts = cuts.clone().filter(|_| has_experts).map(|cut| Cut { whole_experts: true, ..cut });
+        for cut in cuts.chain(of_experts) {
             if origin.model().cut(&cut).is_err() {
                 continue;
             }

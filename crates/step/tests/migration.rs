@@ -82,7 +82,7 @@ fn groups_of_query_heads_norms_of_heads_and_uneven_homes_make_no_difference() {
             [([0, 2], [4, 12]), ([2, 0], [16, 0]), ([1, 1], [9, 7])].into_iter().enumerate()
         {
             let home = [Cut::even(2), Cut::weighted(vec![1.0, 3.0])][index % 2].clone();
-            let cut = split(home, index == 1);
+            let cut = Cut { whole_experts: index < 2, ..split(home, index == 1) };
             let work = widths(&model, &cut, &head_groups, &sixteenths);
             let arrangement = Arrangement::of([OASES, CROSS_PASS, NONE][index]).in_parts(2).ahead();
             let ranks = on_working_ranks(case, &cut, Some(&work), DType::F32, arrangement, &Options::default());

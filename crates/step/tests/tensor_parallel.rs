@@ -65,6 +65,24 @@ fn losses_and_every_gradient_equal_the_single_rank_for_every_cut() {
 }
 
 #[test]
+fn experts_that_shards_have_whole_make_no_difference() {
+    let has_experts = |case: &&&str| Model::open(&golden(case)).unwrap().config.experts.is_some();
+    for case in CASES.iter().filter(has_experts) {
+        let whole = on_one_rank(*case, DType::F32);
+        let config = Model::open(&golden(case)).unwrap().config;
+        let may_split = |shards: usize| config.whole_parts(shards).is_empty();
+        for cut in [2, 3]
+            .into_iter()
+            .flat_map(|shards| cuts(shards).into_iter().filter(move |cut| may_split(shards) || !cut.split_sequence))
+        {
+            let cut = Cut { whole_experts: true, ..cut };
+            let ranks = on_ranks(*case, &cut, DType::F32, Arrangement::of(OASES).in_parts(2), &Options::default());
+            compare(&format!("{case}, {cut:?}"), &whole, &ranks, TOLERANCE);
+        }
+    }
+}
+
+#[test]
 fn a_head_in_several_chunks_and_fewer_tokens_than_ranks_make_no_difference() {
     for (origin, shards) in [
         (Random { vocabulary: 1 << 20, tokens: 20 }, 2),
@@ -109,8 +127,10 @@ fn the_balance_among_experts_is_that_of_the_single_rank_for_every_cut() {
         for (shards, cut) in
             [2, 3].into_iter().flat_map(|shards| cuts(shards).into_iter().map(move |cut| (shards, cut)))
         {
-            let ranks = on_ranks(&Balanced(case), &cut, DType::F32, Arrangement::of(NONE), &Options::default());
-            compare(&format!("{case} on {shards}, {cut:?}"), &whole, &ranks, TOLERANCE);
+            for cut in [Cut { whole_experts: true, ..cut.clone() }, cut] {
+                let ranks = on_ranks(&Balanced(case), &cut, DType::F32, Arrangement::of(NONE), &Options::default());
+                compare(&format!("{case} on {shards}, {cut:?}"), &whole, &ranks, TOLERANCE);
+            }
         }
     }
 }

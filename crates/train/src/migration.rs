@@ -1,7 +1,7 @@
 //! Another cut of the same model for some steps: ranks compute with it and keep the one they have.
 
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Migration, Model, Widths};
+use evenkeel_model::{Migration, Model, Widths};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Chain;
 
@@ -32,9 +32,7 @@ impl Migrated {
             "{work:?} is no cut of this model over {} ranks: widths of each dim must add up to it",
             mesh.tp
         );
-        let split_sequence = home[0].shard.split_sequence;
-        let cut = Cut { widths: Some(work), split_sequence, ..Cut::even(mesh.tp) };
-        let work = home[0].cut(&cut).expect("what was cut in so many shards can be cut again");
+        let work = home[0].cut(&home[0].shard.cut_of(work)).expect("what was cut in so many shards can be cut again");
         let mut all = Migration::all(home, &work);
         let migrating = |(rank, chain): (usize, &Chain)| {
             let shard = mesh.shard(rank);

@@ -218,7 +218,7 @@ fn what_cannot_be_migrated_is_refused_with_a_reason() {
     let too_wide = work.clone().with(Dim::Columns, vec![20, 29]);
     assert!(failure(&model, &two, &too_wide).contains("widths of each dim must add up"));
     let other_classes = work.clone().with(Dim::Classes, vec![30, 34]);
-    assert!(failure(&model, &two, &other_classes).contains("only heads and FFN columns migrate"));
+    assert!(failure(&model, &two, &other_classes).contains("only heads, FFN columns and experts migrate"));
     let uncut = Cut { uncut: [evenkeel_model::Part::Mlp(0)].into(), ..Cut::even(2) };
     let partly = Strategy::of(uncut);
     assert!(failure(&model, &partly, &work).contains("what every shard holds whole cannot migrate"));

@@ -2,6 +2,7 @@
 //!
 //! The match on the activation is made once per kernel: each function is a type, so that loops are compiled for it.
 
+use super::experts::counted_rows;
 use super::math::{erf, exp, sigmoid, tanh};
 use super::rows::{Map, map};
 use super::simd::Simd;
@@ -151,14 +152,15 @@ impl Run for ActivateBackward {
 
 impl Run for Gated {
     fn run(&self, team: &mut Team) {
-        with_function!(self.activation, f => map(team, Forward(f), [self.gate, self.up], [self.out]));
+        let [out, inputs @ ..] = [self.out, self.gate, self.up].map(|view| counted_rows(&self.count, view));
+        with_function!(self.activation, f => map(team, Forward(f), inputs, [out]));
     }
 }
 
 impl Run for GatedBackward {
     fn run(&self, team: &mut Team) {
-        let inputs = [self.gate, self.up, self.dout];
-        let outputs = [self.dgate, self.dup];
+        let inputs = [self.gate, self.up, self.dout].map(|view| counted_rows(&self.count, view));
+        let outputs = [self.dgate, self.dup].map(|view| counted_rows(&self.count, view));
         with_function!(self.activation, f => map(team, Backward(f), inputs, outputs));
     }
 }

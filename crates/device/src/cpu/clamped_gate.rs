@@ -1,6 +1,7 @@
 //! The clamped gate of neighbouring columns. With gate g, the rest u and σ = sigmoid(1.702·g), both clamped,
 //! `out = (u + 1)·g·σ`; `dg = dout·(u + 1)·σ·(1 + 1.702·g·(1 - σ))` and `du = dout·g·σ`, 0 where they were clamped.
 
+use super::experts::counted_rows;
 use super::math::sigmoid;
 use super::matrix::{Element, Matrix, matrix, with_element};
 use super::rows::{Tile, each_vector, load, store, tiles};
@@ -13,7 +14,7 @@ impl Run for ClampedGate {
         let limit = self.limit;
         with_element!(self.out.dtype, E => {
             let (x, out) = (matrix::<E>(&self.x), matrix(&self.out));
-            tiles(team, self.out.shape(), |tile| vectorise(Forward { x, limit, out, tile }));
+            tiles(team, counted_rows(&self.count, self.out).shape(), |tile| vectorise(Forward { x, limit, out, tile }));
         });
     }
 }
@@ -23,7 +24,7 @@ impl Run for ClampedGateBackward {
         let limit = self.limit;
         with_element!(self.dout.dtype, E => {
             let (x, dout, dx) = (matrix::<E>(&self.x), matrix(&self.dout), matrix(&self.dx));
-            tiles(team, self.dout.shape(), |tile| vectorise(Backward { x, limit, dout, dx, tile }));
+            tiles(team, counted_rows(&self.count, self.dout).shape(), |tile| vectorise(Backward { x, limit, dout, dx, tile }));
         });
     }
 }

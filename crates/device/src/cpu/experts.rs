@@ -45,7 +45,7 @@ impl Run for Route {
                 unsafe { choose(self, token, &mut best) };
                 for slot in 0..chosen.cols {
                     // SAFETY: above.
-                    counts[unsafe { chosen.at(token, slot).read() } as usize] += 1;
+                    counts[self.turn(unsafe { chosen.at(token, slot).read() })] += 1;
                 }
             }
         });
@@ -56,10 +56,10 @@ impl Run for Route {
             unsafe {
                 let next = counts.of_block(block.start / height);
                 for pair in block.start * chosen.cols..block.end * chosen.cols {
-                    let expert = chosen.at(pair / chosen.cols, pair % chosen.cols).read() as usize;
-                    pairs.at(0, next[expert] as usize).write(pair as u32);
-                    places.at(0, pair).write(next[expert]);
-                    next[expert] += 1;
+                    let next = &mut next[self.turn(chosen.at(pair / chosen.cols, pair % chosen.cols).read())];
+                    pairs.at(0, *next as usize).write(pair as u32);
+                    places.at(0, pair).write(*next);
+                    *next += 1;
                 }
             }
         });
@@ -72,6 +72,12 @@ impl Run for Route {
 }
 
 impl Route {
+    /// How many experts' pairs come before those of this one.
+    fn turn(&self, expert: u32) -> usize {
+        let (expert, experts) = (expert as usize, self.logits.cols);
+        if expert < self.first { expert + experts - self.first } else { expert - self.first }
+    }
+
     fn count_words(&self) -> usize {
         let [tokens, experts] = self.logits.shape();
         tokens.div_ceil(tokens_per_block(tokens)) * experts
@@ -340,6 +346,17 @@ impl Weights {
     }
 }
 
+/// How many of so many rows there are.
+pub(super) fn counted(count: &Option<View>, rows: usize) -> usize {
+    // SAFETY: the kernel's operands live and keep their values until the kernel has run.
+    count.map_or(rows, |count| rows.min(unsafe { indices(&count).at(0, 0).read() } as usize))
+}
+
+/// The rows that there are.
+pub(super) fn counted_rows(count: &Option<View>, view: View) -> View {
+    view.row_range(0..counted(count, view.rows))
+}
+
 impl Run for GatherPairs {
     fn run(&self, team: &mut Team) {
         let per_token = self.chosen_per_token;
@@ -347,7 +364,7 @@ impl Run for GatherPairs {
         let weights = Weights::new(self.weights, per_token);
         with_element!(self.x.dtype, E => {
             let (x, out) = (matrix::<E>(&self.x), matrix::<E>(&self.out));
-            tiles(team, self.out.shape(), |Tile { rows, cols }| {
+            tiles(team, counted_rows(&self.count, self.out).shape(), |Tile { rows, cols }| {
                 for row in rows {
                     let from = pairs[row] as usize / per_token;
                     // SAFETY: the pair was checked; the tile of `out` is this task's alone.
@@ -369,7 +386,7 @@ impl Run for ScalePairs {
         let weights = Weights::new(Some(self.weights), self.weights.cols.max(1));
         with_element!(self.x.dtype, E => with_element!(self.out.dtype, O => {
             let (x, out) = (matrix::<E>(&self.x), matrix::<O>(&self.out));
-            tiles(team, self.out.shape(), |Tile { rows, cols }| {
+            tiles(team, counted_rows(&self.count, self.out).shape(), |Tile { rows, cols }| {
                 for row in rows {
                     // SAFETY: the pair was checked, or it is a row.
                     let factor = unsafe { weights.at(pairs.map_or(row as u32, |pairs| pairs[row])) };
@@ -408,13 +425,13 @@ impl<E: Element, O: Element> Vectorised for ScaleRow<E, O> {
 
 impl Run for CombinePairs {
     fn run(&self, team: &mut Team) {
-        let places = checked_rows(&self.places, self.x.rows);
-        let per_token = self.chosen_per_token();
+        let places = checked_rows(&self.places, self.places.cols);
+        let (rows, per_token) = (counted(&self.count, self.x.rows), self.chosen_per_token());
         let weights = Weights::new(self.weights, per_token);
         with_element!(self.x.dtype, E => with_element!(self.out.dtype, O => {
             let (x, out) = (matrix::<E>(&self.x), matrix::<O>(&self.out));
             tiles(team, self.out.shape(), |tile| {
-                vectorise(Combine { x, places, per_token, weights, out, accumulate: self.accumulate, tile });
+                vectorise(Combine { x, rows, places, per_token, weights, out, accumulate: self.accumulate, tile });
             });
         }));
     }
@@ -422,6 +439,8 @@ impl Run for CombinePairs {
 
 struct Combine<'a, E, O> {
     x: Matrix<E>,
+    /// Rows of `x` that are there.
+    rows: usize,
     places: &'a [u32],
     per_token: usize,
     weights: Weights,
@@ -439,10 +458,13 @@ impl<E: Element, O: Element> Vectorised for Combine<'_, E, O> {
             let first = token * self.per_token;
             each_vector!(self.tile.cols.clone(), |col, count| {
                 let to = self.out.at(token, col);
-                // SAFETY: the places were checked; this part of `out` is this task's alone.
+                // SAFETY: these rows are there; this part of `out` is this task's alone.
                 unsafe {
                     let mut sum = if self.accumulate { load(s, to, count) } else { s.splat(0.0) };
                     for (slot, &place) in self.places[first..][..self.per_token].iter().enumerate() {
+                        if place as usize >= self.rows {
+                            continue;
+                        }
                         let weight = s.splat(self.weights.at((first + slot) as u32));
                         sum = s.mul_add(load(s, self.x.at(place as usize, col), count), weight, sum);
                     }
@@ -459,7 +481,7 @@ impl Run for PairDots {
         let (out, per_token) = (matrix::<f32>(&self.out), self.out.cols);
         with_element!(self.a.dtype, A => with_element!(self.b.dtype, B => {
             let (a, b) = (matrix::<A>(&self.a), matrix::<B>(&self.b));
-            team.blocks(a.rows, rows_per_task(a.cols), |block, _| {
+            team.blocks(counted(&self.count, a.rows), rows_per_task(a.cols), |block, _| {
                 for row in block {
                     let pair = pairs.map_or(row, |pairs| pairs[row] as usize);
                     let dot = vectorise(Dot { a: a.at(row, 0), b: b.at(row, 0), len: a.cols });

@@ -2,7 +2,7 @@
 
 use super::modules::ACTIVATION;
 use super::product::activation_number;
-use super::rows::{Matrix, Walk};
+use super::rows::{Matrix, Rows, Walk};
 use super::stream::arguments;
 use super::{Run, Stream};
 use crate::kernel::{
@@ -36,10 +36,10 @@ impl Run for ActivateBackward {
 impl Run for Gated {
     fn run(&self, stream: &mut Stream) {
         let views = [self.gate, self.up, self.out];
-        let Some(walk) = Walk::flat(&views) else { return };
+        let Some((walk, rows)) = Walk::counted(&views, &self.count) else { return };
         let [gate, up, out] = views.map(|view| Matrix::of(&view));
         let name = walk.typed("gated", self.out.dtype);
-        let arguments = arguments![walk.rows, walk.cols, gate, up, out, activation_number(Some(self.activation))];
+        let arguments = arguments![rows, walk.cols, gate, up, out, activation_number(Some(self.activation))];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
     }
@@ -48,11 +48,11 @@ impl Run for Gated {
 impl Run for GatedBackward {
     fn run(&self, stream: &mut Stream) {
         let views = [self.gate, self.up, self.dout, self.dgate, self.dup];
-        let Some(walk) = Walk::flat(&views) else { return };
+        let Some((walk, rows)) = Walk::counted(&views, &self.count) else { return };
         let [gate, up, dout, dgate, dup] = views.map(|view| Matrix::of(&view));
         let (name, activation) =
             (walk.typed("gated_backward", self.dup.dtype), activation_number(Some(self.activation)));
-        let arguments = arguments![walk.rows, walk.cols, gate, up, dout, dgate, dup, activation];
+        let arguments = arguments![rows, walk.cols, gate, up, dout, dgate, dup, activation];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
     }
@@ -61,8 +61,9 @@ impl Run for GatedBackward {
 impl Run for ClampedGate {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
+        let rows = Rows::of(walk.rows, &self.count);
         let [x, out] = [self.x, self.out].map(|view| Matrix::of(&view));
-        let arguments = arguments![walk.rows, walk.cols, x, out, self.limit, CLAMPED_GATE_SLOPE];
+        let arguments = arguments![rows, walk.cols, x, out, self.limit, CLAMPED_GATE_SLOPE];
         let name = walk.typed("clamped_gate", self.out.dtype);
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
@@ -72,8 +73,9 @@ impl Run for ClampedGate {
 impl Run for ClampedGateBackward {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.dout, self.x, self.dx]) else { return };
+        let rows = Rows::of(walk.rows, &self.count);
         let [x, dout, dx] = [self.x, self.dout, self.dx].map(|view| Matrix::of(&view));
-        let arguments = arguments![walk.rows, walk.cols, x, dout, dx, self.limit, CLAMPED_GATE_SLOPE];
+        let arguments = arguments![rows, walk.cols, x, dout, dx, self.limit, CLAMPED_GATE_SLOPE];
         let name = walk.typed("clamped_gate_backward", self.dout.dtype);
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };

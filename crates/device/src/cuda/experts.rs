@@ -1,7 +1,7 @@
 //! Dropless mixtures of experts, all but their products.
 
 use super::modules::EXPERTS;
-use super::rows::{Matrix, Mixed, Walk};
+use super::rows::{Matrix, Mixed, Rows, Walk};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
 use crate::View;
@@ -35,9 +35,10 @@ impl Run for Route {
         let weights = Matrix::of(&self.weights);
         let renormalise = self.renormalise as i32;
         let choose = arguments![token_count, expert_count, k, logits, renormalise, weights, chosen];
-        let count = arguments![token_count, expert_count, k, per_block, chosen, counts];
+        let first = self.first as i32;
+        let count = arguments![token_count, expert_count, first, k, per_block, chosen, counts];
         let add_up = arguments![expert_count, blocks as i32, counts, offsets];
-        let place = arguments![token_count, expert_count, k, per_block, chosen, counts, offsets, pairs, places];
+        let place = arguments![token_count, expert_count, first, k, per_block, chosen, counts, offsets, pairs, places];
         let counting =
             Shape { shared_bytes: (experts * size_of::<u32>()) as u32, ..Shape::linear(blocks as u64, THREADS) };
         // A thread for each expert.
@@ -78,7 +79,8 @@ impl Run for GatherPairs {
         let (x_rows, k) = (self.x.rows as i64, self.chosen_per_token as i32);
         let weights = Matrix::optional(&self.weights);
         let defects = stream.defects();
-        let arguments = arguments![walk.rows, walk.cols, x, x_rows, self.pairs.address, k, weights, out, defects];
+        let rows = Rows::of(walk.rows, &self.count);
+        let arguments = arguments![rows, walk.cols, x, x_rows, self.pairs.address, k, weights, out, defects];
         let name = walk.typed("gather_pairs", self.x.dtype);
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&EXPERTS, &name, walk.shape(), arguments) };
@@ -98,7 +100,8 @@ impl Run for ScalePairs {
         let weights = Matrix::of(&self.weights);
         let defects = stream.defects();
         let pairs = address_of(&self.pairs);
-        let arguments = arguments![walk.rows, walk.cols, x, pairs, tokens, k, weights, out, defects];
+        let rows = Rows::of(walk.rows, &self.count);
+        let arguments = arguments![rows, walk.cols, x, pairs, tokens, k, weights, out, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&EXPERTS, &walk.name("scale_pairs"), walk.shape(), arguments) };
     }
@@ -108,7 +111,7 @@ impl Run for CombinePairs {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
         let [x, out] = [self.x, self.out].map(|view| Mixed::of(&view));
-        let (x_rows, k) = (self.x.rows as i64, self.chosen_per_token() as i32);
+        let (x_rows, k) = (Rows::of(self.x.rows as i64, &self.count), self.chosen_per_token() as i32);
         let weights = Matrix::optional(&self.weights);
         let accumulate = self.accumulate as i32;
         let defects = stream.defects();
@@ -129,7 +132,8 @@ impl Run for PairDots {
         let out = Matrix::of(&self.out);
         let defects = stream.defects();
         let pairs = address_of(&self.pairs);
-        let arguments = arguments![rows as i64, cols as i64, a, b, pairs, tokens, k, out, defects];
+        let there = Rows::of(rows as i64, &self.count);
+        let arguments = arguments![there, cols as i64, a, b, pairs, tokens, k, out, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&EXPERTS, &format!("pair_dots_{vector}"), by_warps(rows), arguments) };
     }

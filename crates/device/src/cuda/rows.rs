@@ -41,6 +41,20 @@ impl Mixed {
     }
 }
 
+/// Rows of which a kernel looks up how many there are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    all: i64,
+    count: u64,
+}
+
+impl Rows {
+    pub fn of(rows: i64, count: &Option<View>) -> Rows {
+        Rows { all: rows, count: count.map_or(0, |count| count.address) }
+    }
+}
+
 /// Bytes that a thread reads or writes at once if rows are aligned. Measured in a fill: twice as much ran at half the speed,
 /// because each access of a warp then skipped every other sector.
 const VECTOR_BYTES: usize = 16;
@@ -75,6 +89,12 @@ impl Walk {
             true => Walk { rows: 1, cols: walk.rows * walk.cols, vector: mixed_vector(&first_rows) },
             false => walk,
         })
+    }
+
+    /// One row of all, unless only a count says how many rows there are.
+    pub fn counted(views: &[View], count: &Option<View>) -> Option<(Walk, Rows)> {
+        let walk = if count.is_some() { Walk::rows(views) } else { Walk::flat(views) }?;
+        Some((walk, Rows::of(walk.rows, count)))
     }
 
     /// Row after row.

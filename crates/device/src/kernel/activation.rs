@@ -1,3 +1,4 @@
+use super::experts::assert_count;
 use super::{Operation, assert_same_shape};
 use crate::View;
 
@@ -55,11 +56,14 @@ pub struct Gated {
     pub gate: View,
     pub up: View,
     pub out: View,
+    /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
+    pub count: Option<View>,
 }
 
 impl Operation for Gated {
     fn check(&self) {
         assert_same_shape("Gated", &[self.gate, self.up, self.out]);
+        assert_count("Gated", &self.count);
     }
 
     fn bytes(&self) -> u64 {
@@ -76,11 +80,14 @@ pub struct GatedBackward {
     pub dout: View,
     pub dgate: View,
     pub dup: View,
+    /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
+    pub count: Option<View>,
 }
 
 impl Operation for GatedBackward {
     fn check(&self) {
         assert_same_shape("GatedBackward", &[self.gate, self.up, self.dout, self.dgate, self.dup]);
+        assert_count("GatedBackward", &self.count);
     }
 
     fn bytes(&self) -> u64 {
@@ -100,11 +107,14 @@ pub struct ClampedGate {
     pub limit: f32,
     /// [T, I], dtype of `x`.
     pub out: View,
+    /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
+    pub count: Option<View>,
 }
 
 impl Operation for ClampedGate {
     fn check(&self) {
         assert_pairs("ClampedGate", &self.x, &self.out);
+        assert_count("ClampedGate", &self.count);
     }
 
     fn bytes(&self) -> u64 {
@@ -122,12 +132,15 @@ pub struct ClampedGateBackward {
     pub dout: View,
     /// [T, 2·I]
     pub dx: View,
+    /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
+    pub count: Option<View>,
 }
 
 impl Operation for ClampedGateBackward {
     fn check(&self) {
         assert_pairs("ClampedGateBackward", &self.x, &self.dout);
         assert_pairs("ClampedGateBackward", &self.dx, &self.dout);
+        assert_count("ClampedGateBackward", &self.count);
     }
 
     fn bytes(&self) -> u64 {

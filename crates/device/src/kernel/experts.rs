@@ -2,6 +2,9 @@
 //!
 //! Pair (t, j), token t's slot j, has the number t·k + j. [`Route`] sorts the pairs by expert, so an expert's rows lie together.
 //! Shapes never depend on the routing: every kernel's cost follows from them alone.
+//!
+//! Of a device with some of the experts, only those experts' pairs have rows, and the first of P rows at that: as many as a kernel's
+//! `count` says, u32 [1, 1], when it runs. Other rows are not touched. Without a count all are there.
 
 use super::{Operation, Order, assert_indices, assert_same_shape, optional_bytes};
 use crate::{DType, View};
@@ -20,11 +23,13 @@ pub struct Route {
     pub weights: View,
     /// u32 [T, k]
     pub chosen: View,
+    /// The expert whose pairs come first. Those of the experts behind it follow, then those of the experts before it.
+    pub first: usize,
     /// u32 [1, P]: the numbers of the pairs by expert, token and slot.
     pub pairs: View,
     /// u32 [1, P]: where each pair lies in `pairs`.
     pub places: View,
-    /// u32 [1, E + 1]: where each expert's pairs begin in `pairs`, and their end.
+    /// u32 [1, E + 1]: where each expert's pairs begin in `pairs`, from the first expert on, and their end.
     pub offsets: View,
 }
 
@@ -33,6 +38,7 @@ impl Operation for Route {
         let [tokens, experts] = self.logits.shape();
         assert_choice("Route", experts, &self.weights, &self.chosen);
         assert_eq!((self.logits.dtype, self.weights.rows), (DType::F32, tokens), "Route");
+        assert!(self.first < experts, "Route: expert {} of {experts} comes first", self.first);
         assert!(u32::try_from(self.weights.len()).is_ok(), "Route: {} pairs", self.weights.len());
         assert_indices("Route", &self.pairs, self.weights.len());
         assert_indices("Route", &self.places, self.weights.len());
@@ -151,6 +157,7 @@ pub struct GatherPairs {
     pub chosen_per_token: usize,
     /// f32 [T, k]
     pub weights: Option<View>,
+    pub count: Option<View>,
     /// [P, H], dtype of `x`.
     pub out: View,
 }
@@ -160,6 +167,7 @@ impl Operation for GatherPairs {
         assert!(self.chosen_per_token > 0, "GatherPairs: no expert is chosen");
         assert_indices("GatherPairs", &self.pairs, self.out.rows);
         assert_eq!((self.x.cols, self.x.dtype), (self.out.cols, self.out.dtype), "GatherPairs");
+        assert_count("GatherPairs", &self.count);
         if let Some(weights) = &self.weights {
             assert_weights("GatherPairs", weights, [self.x.rows, self.chosen_per_token]);
         }
@@ -170,16 +178,24 @@ impl Operation for GatherPairs {
     }
 }
 
+/// Checks that it is one number.
+pub(super) fn assert_count(name: &str, count: &Option<View>) {
+    if let Some(count) = count {
+        assert_indices(name, count, 1);
+    }
+}
+
 fn assert_weights(name: &str, weights: &View, shape: [usize; 2]) {
     assert_eq!((weights.shape(), weights.dtype), (shape, DType::F32), "{name}: weights");
 }
 
 /// `out[t] = Σ_j w[t, j] · x[places[t·k + j]]` in the order of the slots, rounded once; with `accumulate`, the old value is the first
-/// summand. w is 1 without weights. The dtypes of `x` and `out` may differ.
+/// summand. w is 1 without weights. Pairs whose rows are not there are left out. The dtypes of `x` and `out` may differ.
 #[derive(Clone, Copy, Debug)]
 pub struct CombinePairs {
-    /// [P, H], in the order of `pairs`.
+    /// [P, H], in the order of `pairs`; with a count, it may have fewer rows.
     pub x: View,
+    pub count: Option<View>,
     /// u32 [1, P]
     pub places: View,
     /// f32 [T, k]
@@ -199,7 +215,9 @@ impl CombinePairs {
 impl Operation for CombinePairs {
     fn check(&self) {
         assert_indices("CombinePairs", &self.places, self.out.rows * self.chosen_per_token());
-        assert_eq!((self.x.rows, self.x.cols), (self.places.cols, self.out.cols), "CombinePairs");
+        assert_count("CombinePairs", &self.count);
+        assert_eq!(self.x.cols, self.out.cols, "CombinePairs");
+        assert!(self.x.rows == self.places.cols || self.count.is_some(), "CombinePairs: {} rows", self.x.rows);
         if let Some(weights) = &self.weights
             && self.out.rows > 0
         {
@@ -219,7 +237,15 @@ fn assert_pairs(name: &str, pairs: &Option<View>, count: usize) {
     }
 }
 
-/// `out[p] = ⟨a[i], b[i]⟩` for the pair p = `pairs[i]`: the gradient of its weight. The dtypes of `a` and `b` may differ.
+/// Checks that there is a number for each pair, of which rows may be fewer if they are counted.
+fn assert_of_pairs(name: &str, numbers: &View, rows: usize, count: &Option<View>) {
+    assert_count(name, count);
+    assert_eq!(numbers.dtype, DType::F32, "{name}");
+    assert!(numbers.len() == rows || count.is_some(), "{name}: {} numbers for {rows} rows", numbers.len());
+}
+
+/// `out[p] = ⟨a[i], b[i]⟩` for the pair p = `pairs[i]`: the gradient of its weight. The dtypes of `a` and `b` may differ. Of pairs
+/// whose rows are not there `out` is left as it is.
 #[derive(Clone, Copy, Debug)]
 pub struct PairDots {
     /// [P, I]
@@ -228,6 +254,7 @@ pub struct PairDots {
     pub b: View,
     /// u32 [1, P], each pair once; in their own order without it.
     pub pairs: Option<View>,
+    pub count: Option<View>,
     /// f32 [T, k], overwritten.
     pub out: View,
 }
@@ -236,7 +263,7 @@ impl Operation for PairDots {
     fn check(&self) {
         assert_same_shape("PairDots", &[self.a, self.b]);
         assert_pairs("PairDots", &self.pairs, self.a.rows);
-        assert_eq!((self.out.len(), self.out.dtype), (self.a.rows, DType::F32), "PairDots");
+        assert_of_pairs("PairDots", &self.out, self.a.rows, &self.count);
     }
 
     fn bytes(&self) -> u64 {
@@ -251,6 +278,7 @@ pub struct ScalePairs {
     pub x: View,
     /// As in [`PairDots`].
     pub pairs: Option<View>,
+    pub count: Option<View>,
     /// f32 [T, k]
     pub weights: View,
     /// [P, I]
@@ -261,7 +289,7 @@ impl Operation for ScalePairs {
     fn check(&self) {
         assert_same_shape("ScalePairs", &[self.x, self.out]);
         assert_pairs("ScalePairs", &self.pairs, self.x.rows);
-        assert_eq!((self.weights.len(), self.weights.dtype), (self.x.rows, DType::F32), "ScalePairs: weights");
+        assert_of_pairs("ScalePairs", &self.weights, self.x.rows, &self.count);
     }
 
     fn bytes(&self) -> u64 {

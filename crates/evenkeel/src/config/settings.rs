@@ -343,6 +343,8 @@ settings! {
         /// A sharding plan, JSON, in transformers' patterns; wins over the model's own and over automatic sharding. Every pattern
         /// must match something.
         tp_plan: Option<PathBuf>;
+        /// Whether each tensor-parallel rank has some experts of a mixture whole instead of some columns of every expert.
+        whole_experts: bool = false;
         /// Whether tensor-parallel ranks split the residual stream and its norms by tokens. If not set, a simulation chooses; the
         /// stream stays whole where a plan leaves a part of the model whole. A whole stream takes more memory and often moves
         /// fewer bytes.

@@ -18,7 +18,7 @@ use crate::inputs::model::newly_adapted;
 use crate::inputs::model_folder::ModelFolder;
 use crate::memory::samples_bytes;
 use crate::memory::{Beside, Peak};
-use crate::strategy::{cut, on_cores, plan, zero_stage};
+use crate::strategy::{cut, cut_experts, on_cores, plan, zero_stage};
 use crate::{Failure, Mistake, text, warn};
 
 #[derive(clap::Args)]
@@ -58,6 +58,9 @@ pub struct Arguments {
     /// A sharding plan, JSON; wins over config.json's and the automatic one.
     #[arg(long)]
     tp_plan: Option<PathBuf>,
+    /// Give each rank some experts of a mixture whole instead of some columns of every expert.
+    #[arg(long)]
+    whole_experts: bool,
     /// Whether ranks split the residual stream by tokens; by default they do, unless a plan leaves a part of the model whole.
     #[arg(long)]
     sequence_parallel: Option<bool>,
@@ -262,6 +265,7 @@ impl Arguments {
         let uncut = if tp == 1 { BTreeSet::new() } else { plan(self.tp_plan.as_deref(), config)?.uncut(model, tp)? };
         let strategy = on_cores(self.dp as usize, tp, None);
         let cut = cut(tp, &self.tp_weights, uncut, self.sequence_parallel);
+        let cut = cut_experts(cut, self.whole_experts, "--whole-experts", model)?;
         Ok(Strategy { cut, micro_batch: self.batch as usize, zero: zero_stage(self.zero as usize), ..strategy })
     }
 }

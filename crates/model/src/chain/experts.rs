@@ -1,12 +1,13 @@
 //! Experts in place of an MLP or beside it: a router sends each token to some of them, and their outputs are added up by its weights.
 //!
 //! Nothing is dropped: T tokens that go to k experts each are T·k pairs, whatever the router does, so memory is known beforehand.
-//! Pairs lie sorted by expert. A shard has some columns of every expert, so its output, the router's gradient and the gradient of
-//! the input are summands.
+//! Pairs lie sorted by expert. A shard has some columns of every expert, or some experts, whose pairs come first: room for the
+//! P = T·min(k, E') that E' of them can have at most. Either way its output, the router's gradient and the gradient of the input are
+//! summands.
 
 use evenkeel_device::kernel::{
     self, Activate, ActivateBackward, Activation, AddBiases, BalanceBackward, BalanceTally, BiasDots, BiasSums,
-    ClampedGate, ClampedGateBackward, ColumnSum, CombinePairs, Copy, Embed, EmbedBackward, Gated, GatedBackward,
+    ClampedGate, ClampedGateBackward, ColumnSum, CombinePairs, Copy, Embed, EmbedBackward, Fill, Gated, GatedBackward,
     GatherPairs, GroupedProduct, Order, PairDots, Product, RouteBackward, ScalePairs,
 };
 use evenkeel_device::{DType, Tensor, View};
@@ -29,6 +30,8 @@ pub(crate) struct Router {
     /// The factor of logits.
     pub scale: f32,
     pub chosen: usize,
+    /// The first expert that this shard has.
+    pub first: usize,
     pub renormalises: bool,
     pub expert_scales: Option<ExpertScales>,
     pub routes: Routes,
@@ -66,17 +69,19 @@ pub(crate) struct Routes {
 pub(crate) struct Experts {
     pub x: Slot,
     pub routes: Routes,
+    /// The experts of this shard: E' of E.
+    pub held: usize,
     pub gate: Gate,
-    /// [E·2I, H], or [E·H, 2I] if it is transposed.
+    /// [E'·2I, H], or [E'·H, 2I] if it is transposed.
     pub gate_up: ExpertMatrix,
-    /// [E·H, I], or [E·I, H]
+    /// [E'·H, I], or [E'·I, H]
     pub down: ExpertMatrix,
     /// Whether the weights are stored [in, out].
     pub transposed: bool,
     pub biases: Option<ExpertBiases>,
-    /// [T·k, 2I]
+    /// [P, 2I]
     pub wide: Slot,
-    /// [T·k, I]: what `down` multiplies, for its gradient.
+    /// [P, I]: what `down` multiplies, for its gradient.
     pub narrow: Slot,
     pub out: Slot,
 }
@@ -111,9 +116,9 @@ pub(crate) enum Gate {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertBiases {
-    /// E·2I numbers.
+    /// E'·2I numbers.
     pub gate_up: ParamId,
-    /// E·H numbers.
+    /// E'·H numbers.
     pub down: ParamId,
     /// Whether this shard adds those of `down`: only one of those whose outputs are summed does.
     pub adds_down: bool,
@@ -142,6 +147,7 @@ impl Router {
             renormalise: self.renormalises,
             weights: weights.view(),
             chosen: chosen.view(),
+            first: self.first,
             pairs: sorted.view(),
             places: places.view(),
             offsets: offsets.view(),
@@ -237,7 +243,7 @@ impl ExpertScales {
         let scales = self.of_pairs(context, chosen);
         let out = context.queue.tensor(weights.rows, weights.cols, DType::F32);
         let (x, out_pairs) = (pairs_of(weights), pairs_of(&out));
-        context.queue.launch(ScalePairs { x, pairs: None, weights: scales.view(), out: out_pairs });
+        context.queue.launch(ScalePairs { x, pairs: None, count: None, weights: scales.view(), out: out_pairs });
         out
     }
 
@@ -254,7 +260,7 @@ impl ExpertScales {
         if let Some(dscales) = gradients.sum_of_trained(queue, self.scales) {
             let dout = queue.tensor(weights.len(), 1, DType::F32);
             let (x, out) = (pairs_of(dscaled), dout.view());
-            queue.launch(ScalePairs { x, pairs: None, weights: weights.view(), out });
+            queue.launch(ScalePairs { x, pairs: None, count: None, weights: weights.view(), out });
             let (dtable, indices) = (pairs_of(&dscales), chosen.view().reshaped(1, chosen.len()));
             queue.launch(EmbedBackward { dtable, indices, first: 0, scale: 1.0, dout: out });
         }
@@ -284,7 +290,7 @@ impl SharedGate {
         let shares = shares(context, &logits);
         let out = values.tensor_for(self.out, queue, narrow.rows, narrow.cols, narrow.dtype);
         let (x, weights) = (narrow.view(), shares.view());
-        queue.launch(ScalePairs { x, pairs: None, weights, out: out.view() });
+        queue.launch(ScalePairs { x, pairs: None, count: None, weights, out: out.view() });
         values.set(self.logits, logits);
         values.set(self.out, out);
     }
@@ -298,9 +304,15 @@ impl SharedGate {
         let (x, narrow, logits) = (values.get(self.x), values.get(self.narrow), values.get(self.logits));
         let dout = slots.take(self.out);
         let dshares = queue.tensor(logits.rows, 1, DType::F32);
-        queue.launch(PairDots { a: dout.view(), b: narrow.view(), pairs: None, out: dshares.view() });
+        queue.launch(PairDots { a: dout.view(), b: narrow.view(), pairs: None, count: None, out: dshares.view() });
         let weights = shares(context, logits);
-        queue.launch(ScalePairs { x: dout.view(), pairs: None, weights: weights.view(), out: dout.view() });
+        queue.launch(ScalePairs {
+            x: dout.view(),
+            pairs: None,
+            count: None,
+            weights: weights.view(),
+            out: dout.view(),
+        });
         let [logits, dshares] = [logits, &dshares].map(|tensor| tensor.view());
         let activation = Activation::Sigmoid;
         queue.launch(ActivateBackward { activation, x: logits, dout: dshares, dx: dshares });
@@ -349,6 +361,7 @@ impl Experts {
         queue.launch(CombinePairs {
             x: each.view(),
             places: values.get(self.routes.places).view(),
+            count: self.count(values),
             weights: Some(values.get(self.routes.weights).view()),
             out: out.view(),
             accumulate: false,
@@ -360,8 +373,7 @@ impl Experts {
     pub fn widen(&self, context: &Context, values: &mut Slots) {
         let [rows, cols] = context.parameters.value(self.gate_up.weight).shape();
         let gathered = self.gathered(context, values, values.get(self.x), false);
-        let experts = values.get(self.routes.offsets).cols - 1;
-        let width = if self.transposed { cols } else { rows / experts };
+        let width = if self.transposed { cols } else { rows / self.held };
         let wide = context.queue.tensor(gathered.rows, width, context.dtype());
         let s = self.outputs(context, values, &gathered, &self.gate_up, &wide);
         if let Some(ExpertBiases { gate_up, .. }) = self.biases {
@@ -387,17 +399,20 @@ impl Experts {
         let ds_of_down = self.inputs(context, values, &dout, &self.down, &dnarrow);
         let weights = values.get(self.routes.weights);
         let dweights = queue.tensor(weights.rows, weights.cols, DType::F32);
-        let pairs = Some(values.get(self.routes.pairs).view());
-        queue.launch(PairDots { a: dnarrow.view(), b: narrow.view(), pairs, out: dweights.view() });
+        let (pairs, count) = (self.pairs(values, narrow.rows), self.count(values));
+        if count.is_some() {
+            queue.launch(Fill { out: dweights.view(), value: 0.0 });
+        }
+        queue.launch(PairDots { a: dnarrow.view(), b: narrow.view(), pairs: Some(pairs), count, out: dweights.view() });
         if let Some(bias) = self.added_down_bias() {
-            let (x, offsets, out) = (dout.view(), values.get(self.routes.offsets).view(), dweights.view());
-            let biases = of_experts(context.parameters.value(bias), &offsets);
-            queue.launch(BiasDots { x, biases, offsets, pairs: values.get(self.routes.pairs).view(), out });
+            let (x, offsets, out) = (dout.view(), self.offsets(values), dweights.view());
+            let biases = self.of_experts(context.parameters.value(bias));
+            queue.launch(BiasDots { x, biases, offsets, pairs, out });
         }
         drop(dout);
         let weights = weights.view();
         for gradient in [Some(&dnarrow), ds_of_down.as_ref()].into_iter().flatten() {
-            queue.launch(ScalePairs { x: gradient.view(), pairs, weights, out: gradient.view() });
+            queue.launch(ScalePairs { x: gradient.view(), pairs: Some(pairs), count, weights, out: gradient.view() });
         }
         slots.set(self.routes.weights, dweights);
         if let (Some(adapter), Some(ds)) = (self.down.adapter, ds_of_down) {
@@ -411,10 +426,10 @@ impl Experts {
         match self.gate {
             Gate::Halves(activation) => {
                 let [gate, up] = halves(&dwide);
-                queue.launch(GatedBackward { activation, gate, up, dout, dgate: gate, dup: up });
+                queue.launch(GatedBackward { activation, gate, up, dout, dgate: gate, dup: up, count });
             }
             Gate::Clamped { limit } => {
-                queue.launch(ClampedGateBackward { x: dwide.view(), limit, dout, dx: dwide.view() });
+                queue.launch(ClampedGateBackward { x: dwide.view(), limit, dout, dx: dwide.view(), count });
             }
         }
         drop(dnarrow);
@@ -430,7 +445,7 @@ impl Experts {
             slots.set(self.x, dx);
         }
         let (places, out) = (values.get(self.routes.places).view(), slots.get(self.x).view());
-        queue.launch(CombinePairs { x: each.view(), places, weights: None, out, accumulate });
+        queue.launch(CombinePairs { x: each.view(), places, count, weights: None, out, accumulate });
         slots.set(self.wide, dwide);
         values.set(self.narrow, narrow);
     }
@@ -481,27 +496,47 @@ impl Experts {
         }
     }
 
-    /// The rows of all pairs, times their weights or as they are. [T·k, H]
+    /// The rows of all pairs, times their weights or as they are. [P, H]
     fn gathered(&self, context: &Context, values: &Slots, x: &Tensor, is_weighted: bool) -> Tensor {
-        let pairs = values.get(self.routes.pairs);
-        let out = context.queue.tensor(pairs.cols, x.cols, x.dtype);
-        let chosen_per_token = pairs.cols.checked_div(x.rows).unwrap_or(1).max(1);
+        let chosen_per_token = values.get(self.routes.pairs).cols.checked_div(x.rows).unwrap_or(1).max(1);
+        let out = context.queue.tensor(x.rows * chosen_per_token.min(self.held), x.cols, x.dtype);
         let weights = is_weighted.then(|| values.get(self.routes.weights).view());
-        let (x, pairs) = (x.view(), pairs.view());
-        context.queue.launch(GatherPairs { x, pairs, chosen_per_token, weights, out: out.view() });
+        let (x, pairs, count) = (x.view(), self.pairs(values, out.rows), self.count(values));
+        context.queue.launch(GatherPairs { x, pairs, chosen_per_token, weights, count, out: out.view() });
         out
     }
 
-    /// The factor of `down`: activated gates times the rest. [T·k, I]
+    /// The first of the sorted pairs, so many.
+    fn pairs(&self, values: &Slots, rows: usize) -> View {
+        values.get(self.routes.pairs).view().col_range(0..rows)
+    }
+
+    /// Where the pairs of each of this shard's experts begin, and their end.
+    fn offsets(&self, values: &Slots) -> View {
+        values.get(self.routes.offsets).view().col_range(0..self.held + 1)
+    }
+
+    /// How many pairs this shard's experts have, if others have the rest.
+    fn count(&self, values: &Slots) -> Option<View> {
+        let offsets = values.get(self.routes.offsets).view();
+        (self.held + 1 < offsets.cols).then(|| offsets.col_range(self.held..self.held + 1))
+    }
+
+    /// A vector with as many numbers of each expert as a row for each.
+    fn of_experts(&self, vector: Tensor) -> View {
+        vector.view().reshaped(self.held, vector.len() / self.held)
+    }
+
+    /// The factor of `down`: activated gates times the rest. [P, I]
     fn narrowed(&self, context: &Context, values: &Slots) -> Tensor {
-        let (queue, wide) = (context.queue, values.get(self.wide));
+        let (queue, wide, count) = (context.queue, values.get(self.wide), self.count(values));
         let out = queue.tensor(wide.rows, wide.cols / 2, wide.dtype);
         match self.gate {
             Gate::Halves(activation) => {
                 let [gate, up]: [View; 2] = halves(wide);
-                queue.launch(Gated { activation, gate, up, out: out.view() });
+                queue.launch(Gated { activation, gate, up, out: out.view(), count });
             }
-            Gate::Clamped { limit } => queue.launch(ClampedGate { x: wide.view(), limit, out: out.view() }),
+            Gate::Clamped { limit } => queue.launch(ClampedGate { x: wide.view(), limit, out: out.view(), count }),
         }
         out
     }
@@ -512,8 +547,7 @@ impl Experts {
     }
 
     fn add_biases(&self, context: &Context, values: &Slots, bias: ParamId, x: &Tensor) {
-        let offsets = values.get(self.routes.offsets).view();
-        let biases = of_experts(context.parameters.value(bias), &offsets);
+        let (biases, offsets) = (self.of_experts(context.parameters.value(bias)), self.offsets(values));
         context.queue.launch(AddBiases { x: x.view(), biases, offsets });
     }
 
@@ -526,8 +560,7 @@ impl Experts {
         dout: &Tensor,
     ) {
         let Some(dbias) = gradients.sum_of_trained(context.queue, bias) else { return };
-        let (x, offsets) = (dout.view(), values.get(self.routes.offsets).view());
-        context.queue.launch(BiasSums { x, offsets, out: of_experts(dbias, &offsets) });
+        context.queue.launch(BiasSums { x: dout.view(), offsets: self.offsets(values), out: self.of_experts(dbias) });
     }
 
     /// The gradients of a matrix and of its adapter, of its inputs and its outputs' gradient.
@@ -602,8 +635,7 @@ impl Experts {
         out: &Tensor,
         accumulate: bool,
     ) {
-        let offsets = values.get(self.routes.offsets).view();
-        let (a, b, out) = (a.view(), b.view(), out.view());
+        let (a, b, out, offsets) = (a.view(), b.view(), out.view(), self.offsets(values));
         context.queue.launch(GroupedProduct { order, a, b, out, offsets, accumulate });
     }
 }
@@ -613,10 +645,4 @@ impl ExpertMatrix {
     fn needs_inputs(&self, context: &Context) -> bool {
         self.adapter.is_some() || context.trains(self.weight)
     }
-}
-
-/// A vector with as many numbers of each expert as a row for each.
-fn of_experts(vector: Tensor, offsets: &View) -> View {
-    let experts = offsets.cols - 1;
-    vector.view().reshaped(experts, vector.len() / experts)
 }

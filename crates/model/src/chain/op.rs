@@ -195,7 +195,13 @@ impl Op {
                 let (heads, gates) = (values.get(*x), values.get(gate.slot));
                 let result = values.tensor_for(*out, queue, heads.rows, heads.cols, heads.dtype);
                 let (up, rows) = (gate.packed_rows(heads), gate.packed_rows(&result));
-                queue.launch(Gated { activation: Activation::Sigmoid, gate: gate.rows(gates), up, out: rows });
+                queue.launch(Gated {
+                    activation: Activation::Sigmoid,
+                    gate: gate.rows(gates),
+                    up,
+                    out: rows,
+                    count: None,
+                });
                 values.set(*out, result);
             }
             Op::ShortConv(convolution) => convolution.forward(context, values),
@@ -206,13 +212,13 @@ impl Op {
                 let (gate, up) = (values.get(*gate), values.get(*up));
                 let result = values.tensor_for(*out, queue, gate.rows, gate.cols, gate.dtype);
                 let (gate, up) = (gate.view(), up.view());
-                queue.launch(Gated { activation: *activation, gate, up, out: result.view() });
+                queue.launch(Gated { activation: *activation, gate, up, out: result.view(), count: None });
                 values.set(*out, result);
             }
             Op::GatedTogether { activation, x, out } => {
                 let [gate, up] = halves(values.get(*x));
                 let result = values.tensor_for(*out, queue, gate.rows, gate.cols, gate.dtype);
-                queue.launch(Gated { activation: *activation, gate, up, out: result.view() });
+                queue.launch(Gated { activation: *activation, gate, up, out: result.view(), count: None });
                 values.set(*out, result);
             }
             Op::Add { a, b, out } => {
@@ -354,6 +360,7 @@ impl Op {
                     dout: dout_rows,
                     dgate: gate.rows(&dgates),
                     dup: dout_rows,
+                    count: None,
                 });
                 slots.set(gate.slot, dgates);
                 slots.set(*x, dout);
@@ -372,6 +379,7 @@ impl Op {
                     dout: dout.view(),
                     dgate: dgate.view(),
                     dup: dup.view(),
+                    count: None,
                 });
                 slots.set(*gate, dgate);
                 slots.set(*up, dup);
@@ -381,7 +389,7 @@ impl Op {
                 let (dx, dout) = (values.take(*x), slots.take(*out));
                 let [gate, up] = halves(&dx);
                 let (activation, dout) = (*activation, dout.view());
-                queue.launch(GatedBackward { activation, gate, up, dout, dgate: gate, dup: up });
+                queue.launch(GatedBackward { activation, gate, up, dout, dgate: gate, dup: up, count: None });
                 slots.set(*x, dx);
             }
             Op::Add { a, b, out } => {

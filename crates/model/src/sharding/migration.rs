@@ -139,9 +139,9 @@ fn check(home: &[Model], work: &[Model]) {
     for (home, work) in home.iter().zip(work).map(|(home, work)| (&home.shard, &work.shard)) {
         assert!(home.uncut.is_empty(), "what every shard holds whole cannot migrate: {:?}", home.uncut);
         assert_eq!(
-            (&home.classes, &home.inputs, home.split_sequence, &home.uncut),
-            (&work.classes, &work.inputs, work.split_sequence, &work.uncut),
-            "shard {}: only heads and FFN columns migrate",
+            (&home.classes, &home.inputs, home.split_sequence, &home.uncut, home.experts.is_some()),
+            (&work.classes, &work.inputs, work.split_sequence, &work.uncut, work.experts.is_some()),
+            "shard {}: only heads, FFN columns and experts migrate",
             home.index
         );
     }

@@ -31,6 +31,9 @@ pub struct Cut {
     /// The parts that every shard holds whole.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub uncut: BTreeSet<Part>,
+    /// Whether a shard has some experts whole, as large a part of them as of columns, instead of some columns of every expert.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole_experts: bool,
 }
 
 /// Parts that can be cut or left whole; layers by their number.
@@ -145,6 +148,8 @@ pub struct Shard {
     /// those of every group that it has a part of.
     pub shared_line: Option<Range<usize>>,
     pub ffn: Range<usize>,
+    /// The experts that it has whole, if they are divided among the shards.
+    pub experts: Option<Range<usize>>,
     /// Rows of the head, and of the embedding of a language model.
     pub classes: Range<usize>,
     /// The most classes that any shard has.
@@ -168,6 +173,7 @@ impl Shard {
             kv_holders: 0..1,
             shared_line: None,
             ffn: 0..config.ffn,
+            experts: None,
             classes: 0..config.classes,
             widest_classes: config.classes,
             inputs: 0..embedded_inputs(config),
@@ -192,6 +198,11 @@ impl Shard {
         let divisible = [
             ("attention heads", config.heads, any_layer_is_cut(Part::Attention)),
             ("FFN columns", config.ffn, any_layer_is_cut(Part::Mlp)),
+            (
+                "experts",
+                config.experts.map_or(0, |experts| experts.count),
+                cut.whole_experts && config.experts.is_some(),
+            ),
             ("classes", config.classes, is_cut(Part::Head) || (!classifies && is_cut(Part::Embedding))),
             (inputs, embedded_inputs(config), classifies && is_cut(Part::Embedding)),
         ];
@@ -215,6 +226,9 @@ impl Shard {
         // With fewer heads than shards, every shard has attention whole.
         let heads = if config.heads < count { whole_heads(config, count) } else { cut_heads(config, cut) };
         let [ffn, classes, inputs] = [Dim::Columns, Dim::Classes, Dim::Inputs].map(divided);
+        // An expert for each shard, however few columns it has.
+        let parts_of = |count: usize| apportion(count, &ffn.iter().map(|part| part.len() as f64).collect::<Vec<f64>>());
+        let experts = config.experts.filter(|_| cut.whole_experts).map(|experts| parts_of(experts.count));
         let widest_classes = classes.iter().map(Range::len).max().unwrap_or(0);
         let shard = |index: usize| Shard {
             index,
@@ -224,6 +238,7 @@ impl Shard {
             kv_holders: heads[index].kv_holders.clone(),
             shared_line: heads[index].shared_line.clone(),
             ffn: ffn[index].clone(),
+            experts: experts.as_ref().map(|experts| experts[index].clone()),
             classes: classes[index].clone(),
             widest_classes,
             inputs: inputs[index].clone(),
@@ -232,6 +247,17 @@ impl Shard {
             uncut: uncut.clone(),
         };
         Ok((0..count).map(shard).collect())
+    }
+
+    /// The same cut of the model with other widths.
+    pub fn cut_of(&self, widths: Widths) -> Cut {
+        Cut {
+            widths: Some(widths),
+            split_sequence: self.split_sequence,
+            uncut: self.uncut.clone(),
+            whole_experts: self.experts.is_some(),
+            ..Cut::even(self.count)
+        }
     }
 
     /// The first row of each shard in a stream of so many tokens, and the end.

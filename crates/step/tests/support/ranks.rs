@@ -247,8 +247,7 @@ fn working(
     let mesh = strategy.mesh();
     let shard = mesh.shard(rank);
     let Some(widths) = work.cloned() else { return (strategy.model(shards, rank), None, chains) };
-    let cut = Cut { widths: Some(widths), split_sequence: shards[0].shard.split_sequence, ..Cut::even(mesh.tp) };
-    let mut work = shards[0].cut(&cut).expect("enough heads");
+    let mut work = shards[0].cut(&shards[0].shard.cut_of(widths)).expect("enough heads");
     let (mut all, dtype) = (Migration::all(shards, &work), strategy.dtype);
     let chains = chains.into_iter().enumerate();
     let chains =

@@ -1,6 +1,6 @@
 //! Pruning of a rank's steps, and its part of checkpoints.
 
-use evenkeel_model::{Cut, Model, Pruning, Widths};
+use evenkeel_model::{Model, Pruning, Widths};
 
 use super::Trainer;
 use crate::Error;
@@ -71,13 +71,7 @@ impl Trainer {
         if !holds_own_heads || !self.model.config.can_be_cut(widths, shard.count) {
             return Ok(());
         }
-        let cut = Cut {
-            widths: Some(widths.clone()),
-            split_sequence: shard.split_sequence,
-            uncut: shard.uncut.clone(),
-            ..Cut::even(shard.count)
-        };
-        let model = self.model.cut(&cut).expect("widths that fit").swap_remove(shard.index);
+        let model = self.model.cut(&shard.cut_of(widths.clone())).expect("widths that fit").swap_remove(shard.index);
         self.remembered = Some(read(&model)?);
         Ok(())
     }

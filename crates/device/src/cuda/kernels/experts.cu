@@ -96,16 +96,21 @@ extern "C" __global__ void __launch_bounds__(256) route_choose(
     for (int slot = lane; slot < k; slot += 32) *weights.at(token, slot) /= total;
 }
 
-// counts[block, expert]: how many of a block's pairs an expert has. Atomic additions of integers come out the same in any order.
+// How many experts' pairs come before those of an expert.
+__device__ __forceinline__ u32 turn_of(u32 expert, int first, int experts) {
+    return expert < first ? expert + experts - first : expert - first;
+}
+
+// counts[block, turn]: how many of a block's pairs an expert has. Atomic additions of integers come out the same in any order.
 extern "C" __global__ void route_count(
-    i64 tokens, int experts, int k, i64 tokens_per_block, Matrix<u32> chosen, u32 *counts) {
+    i64 tokens, int experts, int first, int k, i64 tokens_per_block, Matrix<u32> chosen, u32 *counts) {
     extern __shared__ u32 own[];
     for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) own[expert] = 0;
     __syncthreads();
     i64 start = (i64)blockIdx.x * tokens_per_block;
     i64 count = tokens - start < tokens_per_block ? tokens - start : tokens_per_block;
     for (i64 pair = threadIdx.x; pair < count * k; pair += blockDim.x)
-        atomicAdd(own + *chosen.at(start + pair / k, pair % k), 1u);
+        atomicAdd(own + turn_of(*chosen.at(start + pair / k, pair % k), first, experts), 1u);
     __syncthreads();
     for (int expert = threadIdx.x; expert < experts; expert += blockDim.x)
         counts[(i64)blockIdx.x * experts + expert] = own[expert];
@@ -161,25 +166,25 @@ extern "C" __global__ void __launch_bounds__(1024) route_add_up(int experts, int
 
 // A thread for each expert looks through all pairs of the block in their order.
 extern "C" __global__ void __launch_bounds__(1024) route_place(
-    i64 tokens, int experts, int k, i64 tokens_per_block, Matrix<u32> chosen, const u32 *counts, const u32 *offsets,
-    u32 *pairs, u32 *places) {
+    i64 tokens, int experts, int first, int k, i64 tokens_per_block, Matrix<u32> chosen, const u32 *counts,
+    const u32 *offsets, u32 *pairs, u32 *places) {
     __shared__ u32 some[SORTED_AT_ONCE];
     i64 start = (i64)blockIdx.x * tokens_per_block;
     i64 tokens_here = tokens - start < tokens_per_block ? tokens - start : tokens_per_block;
     i64 end = (start + tokens_here) * k;
-    for (int first = 0; first < experts; first += blockDim.x) {
-        u32 expert = first + threadIdx.x;
-        bool is_there = expert < experts;
-        u32 next = is_there ? offsets[expert] + counts[(i64)blockIdx.x * experts + expert] : 0;
+    for (int begin = 0; begin < experts; begin += blockDim.x) {
+        u32 turn = begin + threadIdx.x;
+        bool is_there = turn < experts;
+        u32 next = is_there ? offsets[turn] + counts[(i64)blockIdx.x * experts + turn] : 0;
         for (i64 base = start * k; base < end; base += SORTED_AT_ONCE) {
             int count = end - base < SORTED_AT_ONCE ? (int)(end - base) : SORTED_AT_ONCE;
             __syncthreads();
             for (int i = threadIdx.x; i < count; i += blockDim.x)
-                some[i] = *chosen.at((base + i) / k, (base + i) % k);
+                some[i] = turn_of(*chosen.at((base + i) / k, (base + i) % k), first, experts);
             __syncthreads();
             if (!is_there) continue;
             for (int i = 0; i < count; i++) {
-                if (some[i] != expert) continue;
+                if (some[i] != turn) continue;
                 pairs[next] = (u32)(base + i);
                 places[base + i] = next++;
             }
@@ -225,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(256) route_backward(
 // In what follows a bad number of a pair or place is reported, and its row left out. Weights are 1 if there are none.
 #define GATHER_PAIRS(T, NAME, N) \
     extern "C" __global__ void gather_pairs_##NAME##_##N( \
-        i64 rows, i64 cols, Matrix<T> x, i64 x_rows, const u32 *pairs, int k, Matrix<float> weights, Matrix<T> out, \
+        Rows rows, i64 cols, Matrix<T> x, i64 x_rows, const u32 *pairs, int k, Matrix<float> weights, Matrix<T> out, \
         u64 *defects) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             u32 pair = pairs[row], token = pair / k; \
@@ -245,7 +250,7 @@ FOR_TYPES(GATHER_PAIRS)
 
 #define SCALE_PAIRS(N) \
     extern "C" __global__ void scale_pairs_##N( \
-        i64 rows, i64 cols, Mixed x, const u32 *pairs, i64 tokens, int k, Matrix<float> weights, Mixed out, \
+        Rows rows, i64 cols, Mixed x, const u32 *pairs, i64 tokens, int k, Matrix<float> weights, Mixed out, \
         u64 *defects) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             u32 pair = pairs ? pairs[row] : (u32)row, token = pair / k; \
@@ -265,15 +270,16 @@ SCALE_PAIRS(1)
 
 #define COMBINE_PAIRS(N) \
     extern "C" __global__ void combine_pairs_##N( \
-        i64 rows, i64 cols, Mixed x, i64 x_rows, const u32 *places, int k, Matrix<float> weights, Mixed out, \
+        i64 rows, i64 cols, Mixed x, Rows x_rows, const u32 *places, int k, Matrix<float> weights, Mixed out, \
         int accumulate, u64 *defects) { \
+        i64 there = x_rows; \
         each_vector<N>(rows, cols, [&](i64 token, i64 col, int count) { \
             float sum[N] = {}; \
             if (accumulate) load<N>(out, token, col, count, sum); \
             for (int slot = 0; slot < k; slot++) { \
                 u32 place = places[token * k + slot]; \
-                if (place >= x_rows) { \
-                    report(defects, DEFECT_ROW, place, x_rows); \
+                if (place >= there) { \
+                    if (!x_rows.count) report(defects, DEFECT_ROW, place, there); \
                     continue; \
                 } \
                 float v[N], weight = weights.first ? *weights.at(token, slot) : 1.0f; \
@@ -290,7 +296,7 @@ COMBINE_PAIRS(1)
 // A warp for each row.
 #define PAIR_DOTS(N) \
     extern "C" __global__ void __launch_bounds__(256) pair_dots_##N( \
-        i64 rows, i64 cols, Mixed a, Mixed b, const u32 *pairs, i64 tokens, int k, Matrix<float> out, u64 *defects) { \
+        Rows rows, i64 cols, Mixed a, Mixed b, const u32 *pairs, i64 tokens, int k, Matrix<float> out, u64 *defects) { \
         i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; \
         if (row >= rows) return; \
         int lane = threadIdx.x % 32; \

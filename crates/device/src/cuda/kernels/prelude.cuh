@@ -144,6 +144,15 @@ template <int N, class Body> __device__ __forceinline__ void each_vector(i64 row
     each_vector_of<N>(gridDim.x, rows, cols, body);
 }
 
+// How many of so many rows there are. Mirrored by `Rows` in rows.rs.
+struct Rows {
+    i64 all;
+    // 0 if all are there.
+    const u32 *count;
+
+    __device__ __forceinline__ operator i64() const { return count && *count < all ? *count : all; }
+};
+
 // The same with a row of blocks for each row, which spares the division, if the grid has such rows: see `Walk::shape_by_rows`.
 template <int N, class Body> __device__ __forceinline__ void each_vector_by_rows(i64 rows, i64 cols, Body body) {
     if (gridDim.y == 1) return each_vector<N>(rows, cols, body);

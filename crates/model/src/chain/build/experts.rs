@@ -20,9 +20,32 @@ struct ExpertWeights {
     gate_up: ParamId,
     down: ParamId,
     biases: Option<ExpertBiases>,
-    /// The outputs of `gate_up` and the inputs of `down` that this shard has, of each expert one behind the other.
-    wide: Ranges,
+}
+
+/// What a shard has of a layer's experts: some columns of each, or some experts whole.
+struct ExpertCut {
+    experts: Range<usize>,
     columns: Range<usize>,
+    /// Of what concerns these experts and columns alone.
+    own: Sharing,
+    /// Of what concerns all columns of these experts.
+    of_experts: Sharing,
+    /// Whether no other shard has these experts.
+    are_whole: bool,
+}
+
+impl ExpertCut {
+    /// The same columns of each expert, where it has so many stretches of that width.
+    fn columns_of_each(&self, stretches: usize, width: usize, columns: &Range<usize>) -> Ranges {
+        let all = stretches * self.experts.start..stretches * self.experts.end;
+        let firsts = all.map(|stretch| stretch * width);
+        Ranges::new(firsts.map(|first| first + columns.start..first + columns.end).collect())
+    }
+
+    /// All rows of these experts, where each has so many.
+    fn rows(&self, of_each: usize) -> Range<usize> {
+        self.experts.start * of_each..self.experts.end * of_each
+    }
 }
 
 impl Builder<'_> {
@@ -82,9 +105,10 @@ impl Builder<'_> {
             ExpertScales { scales, unscaled: body.slot() }
         });
         let scale = if options.beside.is_some() { 1.0 / (hidden as f32).sqrt() } else { 1.0 };
+        let cut = self.expert_cut(experts, shard);
         let weights = match &options.clamped {
-            Some(clamped) => self.clamped_experts(prefix, options, clamped, experts, shard),
-            None => self.plain_experts(prefix, options, experts, shard),
+            Some(clamped) => self.clamped_experts(prefix, options, clamped, experts, &cut, shard),
+            None => self.plain_experts(prefix, options, experts, &cut),
         };
         let routes = Routes {
             weights: body.slot(),
@@ -102,6 +126,7 @@ impl Builder<'_> {
             logits,
             scale,
             chosen,
+            first: cut.experts.start,
             renormalises,
             expert_scales,
             routes,
@@ -112,12 +137,13 @@ impl Builder<'_> {
             Some(limit) => Gate::Clamped { limit },
             None => Gate::Halves(self.config.activation),
         };
-        let [gate_up, down] = self.expert_matrices(body, prefix, options, experts, &weights, shard);
+        let [gate_up, down] = self.expert_matrices(body, prefix, options, experts, &weights, &cut);
         let biases = weights.biases;
         let transposed = options.clamped.is_some();
         body.ops.push(Op::Experts(experts::Experts {
             x,
             routes,
+            held: cut.experts.len(),
             gate,
             gate_up,
             down,
@@ -146,7 +172,7 @@ impl Builder<'_> {
         options: &ExpertOptions,
         Experts { count, ffn, .. }: Experts,
         weights: &ExpertWeights,
-        shard: &Shard,
+        cut: &ExpertCut,
     ) -> [ExpertMatrix; 2] {
         let hidden = self.config.hidden;
         let names = options.stacked.map(|name| format!("{prefix}{name}"));
@@ -155,15 +181,15 @@ impl Builder<'_> {
         // PEFT wraps the module once for each parameter; the last one is outside.
         let module = names[0].rsplit_once('.').map_or("", |(module, _)| module).to_owned();
         let inner = if adapters[1].is_some() { format!("{module}.base_layer") } else { module.clone() };
-        let (own, whole) = (sharing(shard), self.summed(&sharing(shard)));
+        let ExpertCut { columns, own, of_experts, .. } = cut;
         let of_gate_up = adapters[0].map(|adapter| {
-            let a = (Slice::whole([count * adapter.rank, hidden]), whole.clone());
-            let b = (Slice::of_rows(weights.wide.clone(), adapter.rank), own.clone());
+            let a = (Slice::of_rows(cut.rows(adapter.rank), hidden), of_experts.clone());
+            let b = (Slice::of_rows(self.wide_rows(ffn, cut), adapter.rank), own.clone());
             self.expert_adapter(body, &inner, adapter, count, [hidden, 2 * ffn], [a, b])
         });
         let of_down = adapters[1].map(|adapter| {
-            let a = (Slice::of_cols(count * adapter.rank, weights.columns.clone()), own);
-            let b = (Slice::whole([count * hidden, adapter.rank]), whole);
+            let a = (Slice { rows: cut.rows(adapter.rank).into(), cols: columns.clone().into() }, own.clone());
+            let b = (Slice::of_rows(cut.rows(hidden), adapter.rank), of_experts.clone());
             self.expert_adapter(body, &module, adapter, count, [ffn, hidden], [a, b])
         });
         [
@@ -217,26 +243,50 @@ impl Builder<'_> {
         self.linear(body, out, down)
     }
 
+    fn expert_cut(&self, experts: Experts, shard: &Shard) -> ExpertCut {
+        let own = sharing(shard);
+        match shard.experts.clone() {
+            Some(held) => {
+                ExpertCut { experts: held, columns: 0..experts.ffn, of_experts: own.clone(), own, are_whole: true }
+            }
+            None => ExpertCut {
+                experts: 0..experts.count,
+                columns: columns_of_experts(&shard.ffn, self.config.ffn, experts.ffn),
+                of_experts: self.summed(&own),
+                own,
+                are_whole: false,
+            },
+        }
+    }
+
+    /// The outputs of `gate_up` that a shard has, of each expert one behind the other.
+    fn wide_rows(&self, ffn: usize, cut: &ExpertCut) -> Ranges {
+        let ExpertCut { columns, .. } = cut;
+        match self.config.family.experts.as_ref().is_some_and(|options| options.clamped.is_some()) {
+            true => cut.columns_of_each(1, 2 * ffn, &(2 * columns.start..2 * columns.end)),
+            // Each expert has the gate's rows before the others.
+            false => cut.columns_of_each(2, ffn, columns),
+        }
+    }
+
     fn plain_experts(
         &mut self,
         prefix: &str,
         options: &ExpertOptions,
         experts: Experts,
-        shard: &Shard,
+        cut: &ExpertCut,
     ) -> ExpertWeights {
         let (Experts { count, ffn, .. }, hidden) = (experts, self.config.hidden);
         let init = Init::Normal { deviation: self.config.init_deviation };
-        let columns = columns_of_experts(&shard.ffn, self.config.ffn, ffn);
-        let own = sharing(shard);
-        // Each expert has the gate's rows before the others.
-        let wide = of_each(2 * count, ffn, &columns);
-        let slice = Slice::of_rows(wide.clone(), hidden);
-        let shape = vec![2 * count * ffn, hidden];
-        let gate_up = self.tensor(&format!("{prefix}{}", options.stacked[0]), shape, slice, own.clone(), init);
-        let slice = Slice::of_cols(count * hidden, columns.clone());
-        let down = self.tensor(&format!("{prefix}{}", options.stacked[1]), vec![count * hidden, ffn], slice, own, init);
+        let of_wide = Slice::of_rows(self.wide_rows(ffn, cut), hidden);
+        let of_down = Slice { rows: cut.rows(hidden).into(), cols: cut.columns.clone().into() };
+        let mut stacked = |name: &str, shape: [usize; 2], slice: Slice| {
+            self.tensor(&format!("{prefix}{name}"), shape.to_vec(), slice, cut.own.clone(), init)
+        };
+        let gate_up = stacked(options.stacked[0], [2 * count * ffn, hidden], of_wide);
+        let down = stacked(options.stacked[1], [count * hidden, ffn], of_down);
         self.name_experts(prefix, options, experts, [gate_up, down]);
-        ExpertWeights { gate_up, down, biases: None, wide, columns }
+        ExpertWeights { gate_up, down, biases: None }
     }
 
     fn clamped_experts(
@@ -245,23 +295,23 @@ impl Builder<'_> {
         options: &ExpertOptions,
         clamped: &ClampedExperts,
         experts: Experts,
+        cut: &ExpertCut,
         shard: &Shard,
     ) -> ExpertWeights {
         let (Experts { count, ffn, .. }, hidden) = (experts, self.config.hidden);
         let init = Init::Normal { deviation: self.config.init_deviation };
-        let columns = columns_of_experts(&shard.ffn, self.config.ffn, ffn);
-        let wide = 2 * columns.start..2 * columns.end;
-        let own = sharing(shard);
-        let mut stacked = |name: &str, in_files: [usize; 3], slice: Slice, sharing: Sharing| {
+        let ExpertCut { columns, own, are_whole, .. } = cut;
+        let wide = self.wide_rows(ffn, cut);
+        let mut stacked = |name: &str, in_files: [usize; 3], slice: Slice| {
             let [count, rows, cols] = in_files;
-            let id = self.tensor(&format!("{prefix}{name}"), vec![count * rows, cols], slice, sharing, init);
+            let id = self.tensor(&format!("{prefix}{name}"), vec![count * rows, cols], slice, own.clone(), init);
             self.name_stacked(id, in_files.to_vec());
             id
         };
-        let slice = Slice::of_cols(count * hidden, wide.clone());
-        let gate_up = stacked(options.stacked[0], [count, hidden, 2 * ffn], slice, own.clone());
-        let slice = Slice::of_rows(of_each(count, ffn, &columns), hidden);
-        let down = stacked(options.stacked[1], [count, ffn, hidden], slice, own.clone());
+        let slice = Slice { rows: cut.rows(hidden).into(), cols: (2 * columns.start..2 * columns.end).into() };
+        let gate_up = stacked(options.stacked[0], [count, hidden, 2 * ffn], slice);
+        let slice = Slice::of_rows(cut.columns_of_each(1, ffn, columns), hidden);
+        let down = stacked(options.stacked[1], [count, ffn, hidden], slice);
         // As vectors, biases are used in f32 and do not decay.
         let mut bias = |name: &str, width: usize, held: Ranges, sharing: Sharing| {
             let (slice, init) = (Slice::of_cols(1, held), Init::Constant(0.0));
@@ -269,11 +319,11 @@ impl Builder<'_> {
             self.name_stacked(id, vec![count, width]);
             id
         };
-        let wide = of_each(count, 2 * ffn, &wide);
-        let of_wide = bias(clamped.biases[0], 2 * ffn, wide.clone(), own);
-        let of_down = bias(clamped.biases[1], hidden, (0..count * hidden).into(), Sharing::Same);
-        let biases = ExpertBiases { gate_up: of_wide, down: of_down, adds_down: shard.index == 0 };
-        ExpertWeights { gate_up, down, biases: Some(biases), wide, columns }
+        let of_wide = bias(clamped.biases[0], 2 * ffn, wide, own.clone());
+        let of_down = if *are_whole { own.clone() } else { Sharing::Same };
+        let of_down = bias(clamped.biases[1], hidden, cut.rows(hidden).into(), of_down);
+        let biases = ExpertBiases { gate_up: of_wide, down: of_down, adds_down: *are_whole || shard.index == 0 };
+        ExpertWeights { gate_up, down, biases: Some(biases) }
     }
 
     /// Says that a parameter has this shape in files.
@@ -307,10 +357,4 @@ impl Builder<'_> {
 /// An expert's columns on a shard with such columns of an MLP: as large a share of them.
 pub(super) fn columns_of_experts(columns: &Range<usize>, ffn: usize, of_expert: usize) -> Range<usize> {
     columns.start * of_expert / ffn..columns.end * of_expert / ffn
-}
-
-/// The same columns of each expert, or of each half of one: of so many stretches of that width.
-fn of_each(count: usize, width: usize, columns: &Range<usize>) -> Ranges {
-    let firsts = (0..count).map(|stretch| stretch * width);
-    Ranges::new(firsts.map(|first| first + columns.start..first + columns.end).collect())
 }
