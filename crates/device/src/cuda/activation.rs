@@ -2,7 +2,7 @@
 
 use super::modules::ACTIVATION;
 use super::product::activation_number;
-use super::rows::{Matrix, Rows, Walk};
+use super::rows::{Matrix, RowCount, Walk};
 use super::stream::arguments;
 use super::{Run, Stream};
 use crate::kernel::{
@@ -61,7 +61,7 @@ impl Run for GatedBackward {
 impl Run for ClampedGate {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
-        let rows = Rows::of(walk.rows, &self.count);
+        let rows = RowCount::of(walk.rows, &self.count);
         let [x, out] = [self.x, self.out].map(|view| Matrix::of(&view));
         let arguments = arguments![rows, walk.cols, x, out, self.limit, CLAMPED_GATE_SLOPE];
         let name = walk.typed("clamped_gate", self.out.dtype);
@@ -73,7 +73,7 @@ impl Run for ClampedGate {
 impl Run for ClampedGateBackward {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.dout, self.x, self.dx]) else { return };
-        let rows = Rows::of(walk.rows, &self.count);
+        let rows = RowCount::of(walk.rows, &self.count);
         let [x, dout, dx] = [self.x, self.dout, self.dx].map(|view| Matrix::of(&view));
         let arguments = arguments![rows, walk.cols, x, dout, dx, self.limit, CLAMPED_GATE_SLOPE];
         let name = walk.typed("clamped_gate_backward", self.dout.dtype);

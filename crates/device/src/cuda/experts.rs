@@ -1,7 +1,7 @@
 //! Dropless mixtures of experts, all but their products.
 
 use super::modules::EXPERTS;
-use super::rows::{Matrix, Mixed, Rows, Walk};
+use super::rows::{Matrix, Mixed, RowCount, Walk};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
 use crate::View;
@@ -79,7 +79,7 @@ impl Run for GatherPairs {
         let (x_rows, k) = (self.x.rows as i64, self.chosen_per_token as i32);
         let weights = Matrix::optional(&self.weights);
         let defects = stream.defects();
-        let rows = Rows::of(walk.rows, &self.count);
+        let rows = RowCount::of(walk.rows, &self.count);
         let arguments = arguments![rows, walk.cols, x, x_rows, self.pairs.address, k, weights, out, defects];
         let name = walk.typed("gather_pairs", self.x.dtype);
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
@@ -100,7 +100,7 @@ impl Run for ScalePairs {
         let weights = Matrix::of(&self.weights);
         let defects = stream.defects();
         let pairs = address_of(&self.pairs);
-        let rows = Rows::of(walk.rows, &self.count);
+        let rows = RowCount::of(walk.rows, &self.count);
         let arguments = arguments![rows, walk.cols, x, pairs, tokens, k, weights, out, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&EXPERTS, &walk.name("scale_pairs"), walk.shape(), arguments) };
@@ -111,7 +111,7 @@ impl Run for CombinePairs {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
         let [x, out] = [self.x, self.out].map(|view| Mixed::of(&view));
-        let (x_rows, k) = (Rows::of(self.x.rows as i64, &self.count), self.chosen_per_token() as i32);
+        let (x_rows, k) = (RowCount::of(self.x.rows as i64, &self.count), self.chosen_per_token() as i32);
         let weights = Matrix::optional(&self.weights);
         let accumulate = self.accumulate as i32;
         let defects = stream.defects();
@@ -132,7 +132,7 @@ impl Run for PairDots {
         let out = Matrix::of(&self.out);
         let defects = stream.defects();
         let pairs = address_of(&self.pairs);
-        let there = Rows::of(rows as i64, &self.count);
+        let there = RowCount::of(rows as i64, &self.count);
         let arguments = arguments![there, cols as i64, a, b, pairs, tokens, k, out, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&EXPERTS, &format!("pair_dots_{vector}"), by_warps(rows), arguments) };

@@ -44,14 +44,14 @@ impl Mixed {
 /// Rows of which a kernel looks up how many there are.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
+pub(super) struct RowCount {
     all: i64,
     count: u64,
 }
 
-impl Rows {
-    pub fn of(rows: i64, count: &Option<View>) -> Rows {
-        Rows { all: rows, count: count.map_or(0, |count| count.address) }
+impl RowCount {
+    pub fn of(rows: i64, count: &Option<View>) -> RowCount {
+        RowCount { all: rows, count: count.map_or(0, |count| count.address) }
     }
 }
 
@@ -92,9 +92,9 @@ impl Walk {
     }
 
     /// One row of all, unless only a count says how many rows there are.
-    pub fn counted(views: &[View], count: &Option<View>) -> Option<(Walk, Rows)> {
+    pub fn counted(views: &[View], count: &Option<View>) -> Option<(Walk, RowCount)> {
         let walk = if count.is_some() { Walk::rows(views) } else { Walk::flat(views) }?;
-        Some((walk, Rows::of(walk.rows, count)))
+        Some((walk, RowCount::of(walk.rows, count)))
     }
 
     /// Row after row.

@@ -26,7 +26,7 @@ FOR_TYPES(ACTIVATE_BACKWARD)
 
 #define GATED(T, NAME, N) \
     extern "C" __global__ void gated_##NAME##_##N( \
-        Rows rows, i64 cols, Matrix<T> gate, Matrix<T> up, Matrix<T> out, int activation) { \
+        RowCount rows, i64 cols, Matrix<T> gate, Matrix<T> up, Matrix<T> out, int activation) { \
         each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float g[N], u[N]; \
             load<N>(gate.at(row, col), count, g); \
@@ -39,7 +39,7 @@ FOR_TYPES(GATED)
 
 #define GATED_BACKWARD(T, NAME, N) \
     extern "C" __global__ void gated_backward_##NAME##_##N( \
-        Rows rows, i64 cols, Matrix<T> gate, Matrix<T> up, Matrix<T> dout, Matrix<T> dgate, Matrix<T> dup, \
+        RowCount rows, i64 cols, Matrix<T> gate, Matrix<T> up, Matrix<T> dout, Matrix<T> dgate, Matrix<T> dup, \
         int activation) { \
         each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float g[N], u[N], d[N]; \
@@ -80,7 +80,7 @@ template <class T> __device__ __forceinline__ ClampedPair clamped(float gate, fl
 
 #define CLAMPED_GATE(T, NAME, N) \
     extern "C" __global__ void clamped_gate_##NAME##_##N( \
-        Rows rows, i64 cols, Matrix<T> x, Matrix<T> out, float limit, float slope) { \
+        RowCount rows, i64 cols, Matrix<T> x, Matrix<T> out, float limit, float slope) { \
         each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float pairs[2][N], v[N]; \
             load_pairs<N>(x, row, col, count, pairs); \
@@ -95,7 +95,7 @@ FOR_TYPES(CLAMPED_GATE)
 
 #define CLAMPED_GATE_BACKWARD(T, NAME, N) \
     extern "C" __global__ void clamped_gate_backward_##NAME##_##N( \
-        Rows rows, i64 cols, Matrix<T> x, Matrix<T> dout, Matrix<T> dx, float limit, float slope) { \
+        RowCount rows, i64 cols, Matrix<T> x, Matrix<T> dout, Matrix<T> dx, float limit, float slope) { \
         each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float pairs[2][N], d[N]; \
             load_pairs<N>(x, row, col, count, pairs); \

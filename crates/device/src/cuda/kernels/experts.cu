@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(256) route_backward(
 // In what follows a bad number of a pair or place is reported, and its row left out. Weights are 1 if there are none.
 #define GATHER_PAIRS(T, NAME, N) \
     extern "C" __global__ void gather_pairs_##NAME##_##N( \
-        Rows rows, i64 cols, Matrix<T> x, i64 x_rows, const u32 *pairs, int k, Matrix<float> weights, Matrix<T> out, \
+        RowCount rows, i64 cols, Matrix<T> x, i64 x_rows, const u32 *pairs, int k, Matrix<float> weights, Matrix<T> out, \
         u64 *defects) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             u32 pair = pairs[row], token = pair / k; \
@@ -250,7 +250,7 @@ FOR_TYPES(GATHER_PAIRS)
 
 #define SCALE_PAIRS(N) \
     extern "C" __global__ void scale_pairs_##N( \
-        Rows rows, i64 cols, Mixed x, const u32 *pairs, i64 tokens, int k, Matrix<float> weights, Mixed out, \
+        RowCount rows, i64 cols, Mixed x, const u32 *pairs, i64 tokens, int k, Matrix<float> weights, Mixed out, \
         u64 *defects) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             u32 pair = pairs ? pairs[row] : (u32)row, token = pair / k; \
@@ -270,7 +270,7 @@ SCALE_PAIRS(1)
 
 #define COMBINE_PAIRS(N) \
     extern "C" __global__ void combine_pairs_##N( \
-        i64 rows, i64 cols, Mixed x, Rows x_rows, const u32 *places, int k, Matrix<float> weights, Mixed out, \
+        i64 rows, i64 cols, Mixed x, RowCount x_rows, const u32 *places, int k, Matrix<float> weights, Mixed out, \
         int accumulate, u64 *defects) { \
         i64 there = x_rows; \
         each_vector<N>(rows, cols, [&](i64 token, i64 col, int count) { \
@@ -296,7 +296,7 @@ COMBINE_PAIRS(1)
 // A warp for each row.
 #define PAIR_DOTS(N) \
     extern "C" __global__ void __launch_bounds__(256) pair_dots_##N( \
-        Rows rows, i64 cols, Mixed a, Mixed b, const u32 *pairs, i64 tokens, int k, Matrix<float> out, u64 *defects) { \
+        RowCount rows, i64 cols, Mixed a, Mixed b, const u32 *pairs, i64 tokens, int k, Matrix<float> out, u64 *defects) { \
         i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; \
         if (row >= rows) return; \
         int lane = threadIdx.x % 32; \

@@ -144,8 +144,8 @@ template <int N, class Body> __device__ __forceinline__ void each_vector(i64 row
     each_vector_of<N>(gridDim.x, rows, cols, body);
 }
 
-// How many of so many rows there are. Mirrored by `Rows` in rows.rs.
-struct Rows {
+// How many of so many rows there are. Mirrored by `RowCount` in rows.rs.
+struct RowCount {
     i64 all;
     // 0 if all are there.
     const u32 *count;
