@@ -58,6 +58,8 @@ pub struct Body {
     pub(crate) ops: Vec<Op>,
     /// By slot: the room beside its values, for what adapters make of them or of their gradients.
     pub(crate) rooms: Vec<usize>,
+    /// Outputs of linear layers that are cheap for their size: forward does not keep them, backward computes them again.
+    pub(crate) again: Vec<Slot>,
     /// The slots of the entry's normalised values.
     pub(crate) inputs: Vec<Slot>,
     /// Values that go to the residual stream directly: the position embeddings at the chain's beginning.
@@ -152,7 +154,7 @@ impl Body {
         }
         let stream = self.stream.map(|slot| values.get(slot).clone());
         let output = values.get(self.output).clone();
-        (stream, output, self.saved(context, values))
+        (stream, output, self.saved(context, values, &self.again(context)))
     }
 
     /// The values for backward alone; what only the output needs is not computed.
@@ -162,7 +164,8 @@ impl Body {
         for op in &self.ops {
             op.recompute(context, &mut values, &skipped);
         }
-        self.saved(context, values)
+        // Backward follows at once.
+        self.saved(context, values, &[])
     }
 
     fn begin(&self, context: &Context, inputs: &[Tensor]) -> Slots {
@@ -174,9 +177,31 @@ impl Body {
         values
     }
 
-    fn saved(&self, context: &Context, mut values: Slots) -> BodyState {
-        values.keep(|slot| self.ops.iter().any(|op| op.saved(context).contains(&slot)));
+    fn saved(&self, context: &Context, mut values: Slots, again: &[&Linear]) -> BodyState {
+        let is_saved = |slot: Slot| self.ops.iter().any(|op| op.saved(context).contains(&slot));
+        let is_made = |slot: Slot| again.iter().any(|linear| linear.out == slot);
+        let is_needed = |slot: Slot| again.iter().any(|linear| linear.x == slot);
+        values.keep(|slot| is_needed(slot) || (is_saved(slot) && !is_made(slot)));
         BodyState { values }
+    }
+
+    /// The linear layers that backward computes again. Pruned ones leave more than their output.
+    fn again(&self, context: &Context) -> Vec<&Linear> {
+        let linears = self.linears().into_iter().filter(|linear| self.again.contains(&linear.out));
+        linears.filter(|linear| context.pruned_layer(linear.weight).is_none()).collect()
+    }
+
+    /// Computes what an operation's backward reads and forward did not keep.
+    fn make_again(&self, context: &Context, op: &Op, values: &mut Slots) {
+        if self.again.is_empty() {
+            return;
+        }
+        let saved = op.saved(context);
+        for linear in self.again(context).into_iter().filter(|linear| saved.contains(&linear.out)) {
+            if values.find(linear.out).is_none() {
+                linear.forward(context, values);
+            }
+        }
     }
 
     /// The slots of the body's results and of their summands. Strips add to the output's rows in place, so there it must be whole.
@@ -207,6 +232,7 @@ impl Body {
             slots.set(slot, dstream.clone());
         }
         for op in self.ops.iter().rev() {
+            self.make_again(context, op, &mut values);
             op.backward_input(context, gradients, &mut values, &mut slots);
         }
         let dinputs = self.inputs.iter().map(|&slot| slots.take(slot)).collect();

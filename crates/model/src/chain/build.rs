@@ -583,6 +583,7 @@ fn sharing(shard: &Shard) -> Sharing {
 struct BodyBuilder {
     ops: Vec<Op>,
     slots: usize,
+    again: Vec<Slot>,
 }
 
 impl BodyBuilder {
@@ -644,6 +645,6 @@ impl BodyBuilder {
         let activated =
             |op: &Op| matches!(op, Op::Linear(linear) if linear.out == output && linear.activation.is_some());
         assert!(!self.ops.iter().any(activated), "an output has no activation");
-        Body { ops: self.ops, rooms: vec![0; self.slots], inputs, stream, output }
+        Body { ops: self.ops, rooms: vec![0; self.slots], again: self.again, inputs, stream, output }
     }
 }

@@ -231,6 +231,8 @@ impl Builder<'_> {
         let held = columns_of(&site.held_values(), taps);
         let wide = spec(wide, [width, site.all_values() * taps], held, sharing(site.shard), true);
         let weights = self.linear(body, narrow, wide);
+        // They are as large as all else that backward reads of a layer.
+        body.again.push(weights);
         let (out, columns) = (body.slot(), site.held_values().len());
         body.ops.push(Op::DynamicConv(DynamicConv { x: v, weights, columns, taps, out, layer }));
         out
