@@ -28,11 +28,13 @@ const fn shape(
     Shape { sequences, tokens, key_heads, value_heads, key, value }
 }
 
-/// The first is that of small models of the Qwen3.5 kind, the next that of large ones; then few heads, wide ones, and generation.
-const SHAPES: [Shape; 5] = [
+/// The first is that of small models of the Qwen3.5 kind, the next that of large ones; then few heads, also those of Jet-Nemotron-2B,
+/// wide ones, and generation.
+const SHAPES: [Shape; 6] = [
     shape([8, 2048], [16, 16], [128, 128]),
     shape([2, 4096], [16, 48], [128, 128]),
     shape([1, 8192], [8, 8], [128, 128]),
+    shape([1, 4096], [12, 12], [96, 192]),
     shape([8, 2048], [8, 8], [256, 256]),
     shape([64, 1], [16, 32], [128, 128]),
 ];

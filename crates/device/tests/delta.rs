@@ -291,13 +291,48 @@ fn a_document_of_many_chunks_agrees_with_the_recurrence() {
     }
 }
 
+/// Few heads over long documents: a GPU goes through stretches of them side by side.
+fn stretched(dtype: DType) -> Vec<Case> {
+    let cases = [
+        case(2, 1, [96, 192], &[1100], dtype),
+        case(1, 2, [96, 192], &[700, 333], dtype),
+        case(2, 1, [64, 64], &[1100], dtype),
+        case(1, 2, [128, 128], &[5, 700, 0, 333], dtype),
+        Case { gap: 3, ..case(1, 1, [33, 40], &[600, 70, 900], dtype) },
+        case(1, 1, [256, 72], &[600], dtype),
+    ];
+    let fading = |case: Case| [Fading::Mixed, Fading::Slow].map(|fading| Case { fading, ..case.clone() });
+    cases.into_iter().flat_map(fading).collect()
+}
+
+#[test]
+fn documents_in_stretches_agree_with_the_recurrence() {
+    for dtype in DTYPES {
+        stretched(dtype).iter().for_each(Case::check);
+        Case { fading: Fading::Extreme, ..case(2, 1, [64, 40], &[1100], dtype) }.check();
+    }
+}
+
+#[test]
+fn documents_in_stretches_give_the_same_bits_each_time() {
+    for case in stretched(DType::Bf16) {
+        let (operands, before) = (case.operands(12), states(&case, 13));
+        let results = || (case.forward(&operands, Some(&before)), case.backward(&operands, [true; 2]));
+        let expected = results();
+        (0..3).for_each(|_| assert!(results() == expected, "{case:?}"));
+    }
+}
+
 #[test]
 fn many_documents_agree_with_the_recurrence() {
     // More than one launch of a GPU takes.
-    let lengths: Vec<usize> = (0..500).map(|document| document % 5 * 4).collect();
+    let mut lengths: Vec<usize> = (0..500).map(|document| document % 5 * 4).collect();
     for dtype in DTYPES {
         case(1, 2, [8, 8], &lengths, dtype).check();
     }
+    // Some in stretches, in both launches.
+    [lengths[100], lengths[450]] = [600, 800];
+    case(1, 2, [8, 8], &lengths, DType::Bf16).check();
 }
 
 #[test]
@@ -399,16 +434,20 @@ fn states(case: &Case, seed: u64) -> Vec<f32> {
 #[test]
 fn states_before_documents_count_and_those_behind_are_left() {
     for dtype in DTYPES {
-        for (ratio, dims) in [(1, [8, 12]), (2, [16, 16]), (3, [33, 20]), (1, [128, 128])] {
-            let case = case(1, ratio, dims, &DOCUMENTS, dtype);
+        let dims = [(1, [8, 12]), (2, [16, 16]), (3, [33, 20]), (1, [128, 128])];
+        let short = dims.map(|(ratio, dims)| case(1, ratio, dims, &DOCUMENTS, dtype));
+        for case in short.into_iter().chain(stretched(dtype)) {
             let (operands, before) = (case.operands(8), states(&case, 9));
             let mut expected_states = support::wide(&before);
             let expected = case.shape.forward(&operands.wide(), &mut expected_states);
             let [out, after] = case.forward(&operands, Some(&before));
             assert_close(&format!("out of {case:?}"), &out, &expected, OUT_ROUNDINGS * tolerance(dtype));
             assert_close(&format!("states of {case:?}"), &after, &expected_states, OUT_ROUNDINGS * tolerance(dtype));
-            let size = after.len() / DOCUMENTS.len();
-            assert!(after[4 * size..5 * size] == before[4 * size..5 * size], "the states of a document without tokens");
+            let size = after.len() / case.shape.lengths.len();
+            for document in (0..case.shape.lengths.len()).filter(|&document| case.shape.lengths[document] == 0) {
+                let states = document * size..(document + 1) * size;
+                assert!(after[states.clone()] == before[states], "the states of a document without tokens");
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ mod norm;
 mod parameters;
 mod rule;
 mod sources;
+mod stretches;
 mod work;
 
 use super::{Run, Stream};

@@ -62,6 +62,7 @@ pub(super) struct Parameters {
     pub squares: u64,
     pub befores: u64,
     pub afters: u64,
+    pub borders: u64,
     pub news: u64,
     pub rests: u64,
     pub errors: u64,
@@ -76,13 +77,12 @@ pub(super) struct Parameters {
     pub aligned: u32,
     pub few: u32,
     pub stages: u32,
+    pub stretch: u32,
     pub tokens: u32,
     pub shares: u32,
     pub first_segment: u32,
     pub segments: u32,
     pub offsets: [u32; MOST_SEGMENTS + 1],
-    /// Arguments are compared word by word, so there are no gaps.
-    unused: u32,
 }
 
 const _: () = assert!(size_of::<Parameters>() <= 4096, "a kernel takes 4 KiB of parameters everywhere");
@@ -135,6 +135,7 @@ impl Parameters {
             squares: 0,
             befores: 0,
             afters: 0,
+            borders: 0,
             news: 0,
             rests: 0,
             errors: 0,
@@ -149,12 +150,12 @@ impl Parameters {
             aligned: 0,
             few: 0,
             stages: 0,
+            stretch: 0,
             tokens: 0,
             shares: 0,
             first_segment: 0,
             segments: 0,
             offsets: [0; MOST_SEGMENTS + 1],
-            unused: 0,
         }
     }
 
@@ -174,9 +175,9 @@ impl Parameters {
         (self.offsets[self.segments as usize] - self.offsets[0]) as usize
     }
 
-    /// Slots of this launch's chunks, some of which may be empty.
-    pub fn slots(&self, chunk: usize) -> usize {
-        let first = |segment: usize| self.offsets[segment] as usize / chunk + segment;
+    /// Slots of this launch for so many tokens each, a chunk's or a stretch's, some of which may be empty.
+    pub fn slots(&self, tokens: usize) -> usize {
+        let first = |segment: usize| self.offsets[segment] as usize / tokens + segment;
         first(self.segments as usize) - first(0)
     }
 }

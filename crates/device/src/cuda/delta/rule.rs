@@ -1,10 +1,11 @@
 //! The gated delta rule. bf16 goes chunk by chunk by tensor units: `prepare` computes what does not depend on states, then a block for
-//! some columns of each head's state goes through a segment. Few tokens, and f32, go token by token.
+//! some columns of each head's state goes through a segment, or through a stretch of it. Few tokens, and f32, go token by token.
 
 use super::super::modules::Source;
 use super::super::stream::Shape;
 use super::parameters::{Gate, Heads, Parameters, are_aligned, number};
 use super::sources::{EXACT, TOKENS, Variant};
+use super::stretches::{Stretches, WARP_COLUMNS};
 use super::work::{FEW_TOKENS, Sizes};
 use super::{Run, Stream};
 use crate::kernel::{DELTA_CHUNK, DeltaRule, DeltaRuleBackward, Segments};
@@ -14,10 +15,9 @@ use crate::{DType, View};
 const PREPARE_THREADS: u32 = 128;
 const GRADIENTS_THREADS: u32 = 512;
 const TOKEN_THREADS: u32 = 256;
-/// Columns of a block that goes by tokens, and those of a warp that goes by chunks.
+/// Columns of a block that goes by tokens.
 const TOKEN_COLUMNS: usize = 32;
-const WARP_COLUMNS: usize = 16;
-/// Columns of the largest block that goes by chunks.
+/// Columns of the largest block that goes by chunks, whose registers fill a multiprocessor.
 const MOST_COLUMNS: usize = 128;
 /// Elements that rows of tiles are longer than the tiles.
 const PAD: usize = 8;
@@ -32,6 +32,7 @@ impl Run for DeltaRule {
         sizes.place_forward(working_memory(work, work_bytes, stream), &mut parameters);
         parameters.out = Heads::of(out);
         parameters.padded_value = number(sizes.padded_value());
+        parameters.stretch = number(sizes.stretches.tokens());
         parameters.aligned = are_aligned(&[q, k, v, out]) as u32;
         parameters.few = if is_bf16 { number(FEW_TOKENS) } else { u32::MAX >> 1 };
         if let Some(states) = states {
@@ -39,9 +40,9 @@ impl Run for DeltaRule {
             parameters.states_stride = states.stride as i64;
         }
         if is_bf16 {
-            let turns = Turns { variant: Variant::of(k.dim), is_whole: true, has_shelf: false };
             prepare(&parameters, k.count, segments, stream);
-            turns.launch(&turns.variant.forward, "delta_forward", &mut parameters, segments, stream);
+            forth_ahead(&sizes, &mut parameters, segments, stream);
+            Turns { is_whole: true, ..Turns::forth("delta_forward", &sizes) }.launch(&mut parameters, segments, stream);
         }
         if segments.iter().any(|tokens| (1..=parameters.few as usize).contains(&tokens.len())) {
             let name = if is_bf16 { "delta_tokens_bf16" } else { "delta_tokens_f32" };
@@ -83,60 +84,120 @@ fn prepare(parameters: &Parameters, key_heads: usize, segments: &Segments, strea
     }
 }
 
-/// A kernel whose blocks go through the chunks of a head in turn.
+/// A kernel whose blocks go through the chunks of a head's stretch in turn.
 struct Turns {
-    variant: &'static Variant,
+    source: &'static Source,
+    name: &'static str,
+    /// The keys' width.
+    width: usize,
+    /// Columns of the states.
+    columns: usize,
     /// Whether it needs queries and P, too.
     is_whole: bool,
     /// Whether its warps keep states in working memory.
     has_shelf: bool,
+    stretches: Stretches,
+    /// Whether one stretch of each segment has nothing to do.
+    is_ahead: bool,
 }
 
 impl Turns {
+    fn forth(name: &'static str, sizes: &Sizes) -> Turns {
+        let Variant { width, forward, .. } = sizes.variant();
+        Turns {
+            source: forward,
+            name,
+            width: *width,
+            columns: sizes.padded_value(),
+            is_whole: false,
+            has_shelf: false,
+            stretches: sizes.stretches,
+            is_ahead: false,
+        }
+    }
+
+    fn back(name: &'static str, sizes: &Sizes) -> Turns {
+        Turns { source: &sizes.variant().backward, is_whole: true, ..Turns::forth(name, sizes) }
+    }
+
     /// Shared memory, as `tiles_bytes` in kernels/delta/turned.cuh counts it.
     fn bytes(&self, columns: usize, stages: usize) -> usize {
         const NUMBERS_IN_TURN: usize = 5;
-        let pitch = self.variant.width + PAD;
+        let pitch = self.width + PAD;
         let of_each = DELTA_CHUNK * (pitch + DELTA_CHUNK + PAD) * if self.is_whole { 2 } else { 1 };
         let tiles = (of_each + DELTA_CHUNK * (columns + PAD)) * 2 + NUMBERS_IN_TURN * DELTA_CHUNK * 4;
         let shelf = if self.has_shelf { columns * pitch * 2 } else { 0 };
         stages * tiles + shelf
     }
 
-    /// Columns of a block and stages of its ring: as few blocks as fill the GPU's multiprocessors, since each reads the same keys.
-    fn division(&self, heads: usize, value: usize, stream: &Stream) -> (usize, usize) {
+    /// Columns of a block and stages of its ring: as few blocks as fill the GPU's multiprocessors, since each reads the same keys, but
+    /// no more rounds of them than smaller ones take.
+    fn division(&self, heads: usize, stream: &Stream) -> (usize, usize) {
         let most = stream.context().properties().shared_bytes as usize;
-        let fits = |columns: usize, stages: usize| self.bytes(columns, stages) <= most;
-        let mut columns = value.next_power_of_two().clamp(WARP_COLUMNS, MOST_COLUMNS);
         let multiprocessors = stream.multiprocessors() as usize;
-        while columns > WARP_COLUMNS && (!fits(columns, 1) || 2 * heads * value.div_ceil(columns) <= multiprocessors) {
+        let blocks = |columns: usize| heads * self.columns.div_ceil(columns);
+        // Of a multiprocessor.
+        let at_once = |columns: usize| blocks(columns).div_ceil(multiprocessors).min(MOST_COLUMNS / columns);
+        let fits = |columns: usize, stages: usize| at_once(columns) * self.bytes(columns, stages) <= most;
+        let rounds = |columns: usize| blocks(columns).div_ceil(multiprocessors * at_once(columns));
+        let saves_rounds = |columns: usize| fits(columns / 2, 1) && rounds(columns / 2) < rounds(columns);
+        let mut columns = self.columns.next_power_of_two().clamp(WARP_COLUMNS, MOST_COLUMNS);
+        while columns > WARP_COLUMNS
+            && (!fits(columns, 1) || 2 * blocks(columns) <= multiprocessors || saves_rounds(columns))
+        {
             columns /= 2;
         }
         (columns, if fits(columns, 2) { 2 } else { 1 })
     }
 
-    fn launch(
-        &self,
-        source: &'static Source,
-        name: &str,
-        parameters: &mut Parameters,
-        segments: &Segments,
-        stream: &mut Stream,
-    ) {
-        let filled = segments.iter().filter(|tokens| tokens.len() > parameters.few as usize).count();
-        if filled == 0 {
+    fn launch(&self, parameters: &mut Parameters, segments: &Segments, stream: &mut Stream) {
+        let stretches = self.stretches.count(segments, self.is_ahead);
+        if stretches == 0 {
             return;
         }
-        let (heads, value) = (parameters.heads as usize, parameters.padded_value as usize);
-        let (columns, stages) = self.division(filled * heads, value, stream);
+        let heads = parameters.heads as usize;
+        let (columns, stages) = self.division(stretches * heads, stream);
         parameters.stages = number(stages);
         let threads = (2 * columns) as u32;
         for parameters in parameters.launches(segments) {
-            let blocks = [parameters.segments as usize, heads, value.div_ceil(columns)];
+            let blocks = [parameters.slots(self.stretches.tokens()), heads, self.columns.div_ceil(columns)];
             let bytes = self.bytes(columns, stages);
             // SAFETY: the kernel takes the parameters, whose operands live until it has run.
-            unsafe { launch(source, name, blocks, threads, bytes, &parameters, stream) };
+            unsafe { launch(self.source, self.name, blocks, threads, bytes, &parameters, stream) };
         }
+    }
+}
+
+/// Finds the states between stretches, if there are several.
+fn forth_ahead(sizes: &Sizes, parameters: &mut Parameters, segments: &Segments, stream: &mut Stream) {
+    let turns = Turns { columns: sizes.border_rows(), is_ahead: true, ..Turns::forth("delta_ahead", sizes) };
+    run_ahead(&turns, "delta_carry", sizes, parameters, segments, stream);
+}
+
+/// Finds the gradients of states between stretches, after [`forth_ahead`].
+fn back_ahead(sizes: &Sizes, parameters: &mut Parameters, segments: &Segments, stream: &mut Stream) {
+    let turns = Turns { is_ahead: true, ..Turns::back("delta_ahead_back", sizes) };
+    run_ahead(&turns, "delta_carry_back", sizes, parameters, segments, stream);
+}
+
+fn run_ahead(
+    turns: &Turns,
+    carry: &str,
+    sizes: &Sizes,
+    parameters: &mut Parameters,
+    segments: &Segments,
+    stream: &mut Stream,
+) {
+    if !sizes.stretches.are_several() {
+        return;
+    }
+    turns.launch(parameters, segments, stream);
+    let variant = sizes.variant();
+    for parameters in parameters.launches(segments) {
+        let blocks = [parameters.segments as usize, parameters.heads as usize, sizes.padded_value() / WARP_COLUMNS];
+        let threads = (variant.width / WARP_COLUMNS * 32) as u32;
+        // SAFETY: the kernel takes the parameters, whose operands live until it has run.
+        unsafe { launch(&variant.carry, carry, blocks, threads, 0, &parameters, stream) };
     }
 }
 
@@ -156,9 +217,10 @@ impl Run for DeltaRuleBackward {
         parameters.dlog_rate = self.dlog_rate.map_or(0, |view| view.address());
         parameters.dbias = self.dbias.map_or(0, |view| view.address());
         parameters.padded_value = number(sizes.padded_value());
+        parameters.stretch = number(sizes.stretches.tokens());
         parameters.aligned = are_aligned(&[q, k, v, dout, dq, dk, dv]) as u32;
         if v.view.dtype == DType::Bf16 {
-            backward_by_chunks(self, &mut parameters, stream);
+            backward_by_chunks(self, &sizes, &mut parameters, stream);
             parameters.shares = number(sizes.slots());
         } else {
             backward_by_tokens(self, &parameters, stream);
@@ -171,14 +233,14 @@ impl Run for DeltaRuleBackward {
     }
 }
 
-fn backward_by_chunks(kernel: &DeltaRuleBackward, parameters: &mut Parameters, stream: &mut Stream) {
+fn backward_by_chunks(kernel: &DeltaRuleBackward, sizes: &Sizes, parameters: &mut Parameters, stream: &mut Stream) {
     let (k, segments) = (&kernel.k, &kernel.segments);
-    let variant = Variant::of(k.dim);
+    let variant = sizes.variant();
     prepare(parameters, k.count, segments, stream);
-    let forth = Turns { variant, is_whole: false, has_shelf: true };
-    forth.launch(&variant.forward, "delta_keep", parameters, segments, stream);
-    let back = Turns { variant, is_whole: true, has_shelf: true };
-    back.launch(&variant.backward, "delta_go_back", parameters, segments, stream);
+    forth_ahead(sizes, parameters, segments, stream);
+    Turns { has_shelf: true, ..Turns::forth("delta_keep", sizes) }.launch(parameters, segments, stream);
+    back_ahead(sizes, parameters, segments, stream);
+    Turns { has_shelf: true, ..Turns::back("delta_go_back", sizes) }.launch(parameters, segments, stream);
     let most = stream.context().properties().shared_bytes as usize;
     let stages = if gradients_bytes(variant.width, 2) <= most { 2 } else { 1 };
     parameters.stages = number(stages);

@@ -29,6 +29,7 @@ pub(super) struct Variant {
     pub prepare: Source,
     pub forward: Source,
     pub backward: Source,
+    pub carry: Source,
     pub gradients: Source,
 }
 
@@ -39,6 +40,7 @@ macro_rules! variants {
             prepare: wide!("prepare", $width, "prepare.cu"),
             forward: wide!("forward", $width, "turned.cuh", "forward.cu"),
             backward: wide!("backward", $width, "turned.cuh", "backward.cu"),
+            carry: wide!("carry", $width, "carry.cu"),
             gradients: wide!("gradients", $width, "gradients.cu"),
         }),*]
     };
@@ -64,7 +66,8 @@ pub(super) static DYNAMIC: Source =
 pub(super) static GATED_NORM: Source = Source { name: "delta/gated_norm.cu", parts: &[kernels!("gated_norm.cu")] };
 
 pub(in super::super) fn sources() -> impl Iterator<Item = &'static Source> {
-    let of_variant =
-        |variant: &'static Variant| [&variant.prepare, &variant.forward, &variant.backward, &variant.gradients];
+    let of_variant = |variant: &'static Variant| {
+        [&variant.prepare, &variant.forward, &variant.backward, &variant.carry, &variant.gradients]
+    };
     VARIANTS.iter().flat_map(of_variant).chain([&TOKENS, &EXACT, &CONVOLUTION, &DYNAMIC, &GATED_NORM])
 }

@@ -5,6 +5,7 @@
 
 use super::parameters::Parameters;
 use super::sources::Variant;
+use super::stretches::{Stretches, WARP_COLUMNS};
 use crate::kernel::{DELTA_CHUNK, Segments};
 use crate::{DType, Heads};
 
@@ -43,6 +44,7 @@ pub(super) struct Sizes {
     dtype: DType,
     /// Whether there are segments that are taken chunk by chunk.
     has_chunks: bool,
+    pub stretches: Stretches,
 }
 
 impl Sizes {
@@ -56,6 +58,7 @@ impl Sizes {
             segments: segments.iter().count(),
             dtype: v.view.dtype,
             has_chunks: segments.iter().any(|tokens| tokens.len() > few),
+            stretches: Stretches::new(border_rows(k.dim, v.dim), v.count, segments, few),
         }
     }
 
@@ -67,9 +70,23 @@ impl Sizes {
         self.slots() * self.heads
     }
 
+    pub fn variant(&self) -> &'static Variant {
+        Variant::of(self.key)
+    }
+
     /// V as the kernels of chunks take it.
     pub fn padded_value(&self) -> usize {
-        self.value.next_multiple_of(VALUE_GRAIN)
+        padded_value(self.value)
+    }
+
+    /// Rows of a border, as `border_rows` in kernels/delta/shared.cuh counts them.
+    pub fn border_rows(&self) -> usize {
+        border_rows(self.key, self.value)
+    }
+
+    fn cut_borders(&self, cutter: &mut Cutter) -> u64 {
+        let border = self.border_rows() * self.variant().width;
+        cutter.cut(self.stretches.borders(self.tokens) * self.heads * border)
     }
 
     fn cut_squares(&self, cutter: &mut Cutter) -> [u64; 2] {
@@ -83,6 +100,7 @@ impl Sizes {
         let mut cutter = Cutter { address, len: 0 };
         if self.dtype == DType::Bf16 && self.has_chunks {
             [parameters.numbers, parameters.squares] = self.cut_squares(&mut cutter);
+            parameters.borders = self.cut_borders(&mut cutter);
         }
         cutter.len
     }
@@ -91,8 +109,9 @@ impl Sizes {
         let mut cutter = Cutter { address, len: 0 };
         if self.dtype == DType::Bf16 {
             [parameters.numbers, parameters.squares] = self.cut_squares(&mut cutter);
+            parameters.borders = self.cut_borders(&mut cutter);
             // In bf16, two to an f32.
-            let state = Variant::of(self.key).width * self.padded_value() / 2;
+            let state = self.variant().width * self.padded_value() / 2;
             let rows = DELTA_CHUNK * self.padded_value() / 2;
             parameters.befores = cutter.cut(self.items() * state);
             parameters.afters = cutter.cut(self.items() * state);
@@ -111,6 +130,14 @@ impl Sizes {
         }
         cutter.len
     }
+}
+
+fn padded_value(value: usize) -> usize {
+    value.next_multiple_of(VALUE_GRAIN)
+}
+
+fn border_rows(key: usize, value: usize) -> usize {
+    padded_value(value) + key.next_multiple_of(WARP_COLUMNS)
 }
 
 /// f32 numbers of working memory for the forward rule.

@@ -17,17 +17,21 @@ __device__ __forceinline__ void scale_lefts(u32 (&lefts)[CHUNK / 16][4], const f
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_go_back(const __grid_constant__ Parameters p) {
+// With AHEAD, leaves only the gradient of the state before the stretch if there is none behind it.
+template <bool AHEAD> __device__ __forceinline__ void go_back(const Parameters &p) {
     Way way;
-    if (!find_way(p, way)) return;
+    if (!find_way(p, way) || (AHEAD && way.stretch == 0)) return;
     int pitch = blockDim.x / 2 + 8;
     u16 *shelf = (u16 *)(memory + p.stages * tiles_bytes(true)) + warp_of() * 16 * PITCH;
     float dstate[WIDTH / 8][4];
-    clear(dstate);
+    if (AHEAD)
+        clear(dstate);
+    else
+        load_state(p, way, dstate);
     each_chunk(p, way, p.dout, true, true, [&](int number, const Tiles &tiles) {
         float dnews[TOKENS][4];
         clear(dnews);
-        keep_state(p, p.afters, way, number, dstate, shelf);
+        if (!AHEAD) keep_state(p, p.afters, way, number, dstate, shelf);
 #pragma unroll
         for (int k = 0; k < WIDTH / 16; k++) {
             u32 left[4];
@@ -46,13 +50,17 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_go_back(const _
         clear(errors);
         add_lower(errors, left, tiles.inverse);
 
-        as_lefts(left, errors);
-        put_turned(left, tiles.values, pitch);
-        keep_tokens(p, p.errors, way, number, tiles.values, pitch);
+        if (!AHEAD) {
+            as_lefts(left, errors);
+            put_turned(left, tiles.values, pitch);
+            keep_tokens(p, p.errors, way, number, tiles.values, pitch);
+        }
         scale_tokens(errors, tiles.numbers + TAKE * CHUNK);
-        as_lefts(left, errors);
-        put_turned(left, tiles.values, pitch);
-        store_tokens(p, p.dv, way, number, tiles.values, pitch);
+        if (!AHEAD) {
+            as_lefts(left, errors);
+            put_turned(left, tiles.values, pitch);
+            store_tokens(p, p.dv, way, number, tiles.values, pitch);
+        }
 
         float whole = tiles.numbers[SINCE * CHUNK + CHUNK - 1];
 #pragma unroll
@@ -69,4 +77,13 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_go_back(const _
         as_lefts(left, errors);
         add_rows(dstate, left, tiles.keys);
     });
+    if (AHEAD) leave_state(p, way, p.padded_value, dstate);
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_go_back(const __grid_constant__ Parameters p) {
+    go_back<false>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_ahead_back(const __grid_constant__ Parameters p) {
+    go_back<true>(p);
 }

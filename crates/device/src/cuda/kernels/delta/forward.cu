@@ -6,11 +6,6 @@
 
 #define MOST_THREADS 256
 
-__device__ __forceinline__ float *state_at(const Parameters &p, int segment, int head, int row, int col) {
-    i64 first = ((i64)(p.first_segment + segment) * p.heads + head) * p.key;
-    return (float *)p.states + (first + row) * p.states_stride + col;
-}
-
 // Evaluates `body(number of a state, its address)` for the lane's numbers of a state that lie in the head's memory.
 template <class Body> __device__ __forceinline__ void each_number(const Parameters &p, const Way &way, Body body) {
 #pragma unroll
@@ -18,7 +13,7 @@ template <class Body> __device__ __forceinline__ void each_number(const Paramete
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             int row = i * 8 + lane_of() % 4 * 2 + n % 2, col = way.col + lane_of() / 4 + n / 2 * 8;
-            if (row < p.key && col < p.value) body(i, n, state_at(p, blockIdx.x, way.head, row, col));
+            if (row < p.key && col < p.value) body(i, n, state_at(p, way.segment, way.head, row, col));
         }
     }
 }
@@ -42,17 +37,43 @@ __device__ __forceinline__ void subtract(float (&read)[TOKENS][4], const Tiles &
     }
 }
 
-// With KEEPS, leaves states and N for backward instead of the output. The gradients of gates are differences in which N's rounding would
-// show: one of log_rate was off by 3 %.
-template <bool KEEPS> __device__ __forceinline__ void go_through(const Parameters &p) {
+// The rows of Sᵀ that end as B and A of the border: no state, and behind V rows the unit matrix.
+__device__ __forceinline__ void begin_ahead(const Parameters &p, const Way &way, float (&state)[WIDTH / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < WIDTH / 8; i++) {
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            int row = way.col + lane_of() / 4 + n / 2 * 8, col = i * 8 + lane_of() % 4 * 2 + n % 2;
+            state[i][n] = row - (int)p.padded_value == col ? 1.0f : 0.0f;
+        }
+    }
+}
+
+// What a way through the chunks leaves: the output; states and N for backward; or what the stretch does to states.
+enum Purpose { OUTPUT, KEEP, AHEAD };
+
+// The gradients of gates are differences in which N's rounding would show: one of log_rate was off by 3 %.
+template <Purpose PURPOSE> __device__ __forceinline__ void go_through(const Parameters &p) {
+    constexpr bool IS_WHOLE = PURPOSE == OUTPUT, KEEPS = PURPOSE == KEEP;
     Way way;
     if (!find_way(p, way)) return;
+    bool is_last = way.stretch + 1 == way.stretches;
+    if (PURPOSE == AHEAD && is_last) {
+        // Nothing follows; but gradients come back through the last of several.
+        bool has_rows = way.block_col + (int)blockDim.x / 2 > p.padded_value;
+        if (way.stretches == 1 || !p.dout.address || !has_rows) return;
+    }
     int pitch = blockDim.x / 2 + 8;
-    u16 *shelf = (u16 *)(memory + p.stages * tiles_bytes(!KEEPS)) + warp_of() * 16 * PITCH;
+    u16 *shelf = (u16 *)(memory + p.stages * tiles_bytes(IS_WHOLE)) + warp_of() * 16 * PITCH;
     float state[WIDTH / 8][4];
-    clear(state);
-    if (!KEEPS && p.states) each_number(p, way, [&](int i, int n, float *from) { state[i][n] = *from; });
-    each_chunk(p, way, p.v, !KEEPS, false, [&](int number, const Tiles &tiles) {
+    if (PURPOSE == AHEAD)
+        begin_ahead(p, way, state);
+    else
+        load_state(p, way, state);
+    bool has_states = IS_WHOLE && p.states;
+    if (has_states && way.stretches == 1)
+        each_number(p, way, [&](int i, int n, float *from) { state[i][n] = *from; });
+    each_chunk(p, way, p.v, IS_WHOLE, false, [&](int number, const Tiles &tiles) {
         float read[TOKENS][4], out[TOKENS][4];
         clear(read);
         clear(out);
@@ -64,17 +85,17 @@ template <bool KEEPS> __device__ __forceinline__ void go_through(const Parameter
 #pragma unroll
             for (int j = 0; j < CHUNK / 16; j++) {
                 add_product_turned(read[2 * j], read[2 * j + 1], left, tiles.keys, PITCH, j * 16, k * 16);
-                if (!KEEPS) add_product_turned(out[2 * j], out[2 * j + 1], left, tiles.queries, PITCH, j * 16, k * 16);
+                if (IS_WHOLE) add_product_turned(out[2 * j], out[2 * j + 1], left, tiles.queries, PITCH, j * 16, k * 16);
             }
         }
         subtract(read, tiles, pitch);
         u32 left[CHUNK / 16][4], rest[CHUNK / 16][4];
         as_lefts(left, read);
-        if (KEEPS) as_rests(rest, read, left);
+        if (!IS_WHOLE) as_rests(rest, read, left);
         float(&news)[TOKENS][4] = read;
         clear(news);
         add_lower_turned(news, left, tiles.inverse);
-        if (KEEPS) add_lower_turned(news, rest, tiles.inverse);
+        if (!IS_WHOLE) add_lower_turned(news, rest, tiles.inverse);
         as_lefts(left, news);
         if (KEEPS) {
             as_rests(rest, news, left);
@@ -82,7 +103,7 @@ template <bool KEEPS> __device__ __forceinline__ void go_through(const Parameter
             keep_tokens(p, p.news, way, number, tiles.values, pitch);
             put_turned(rest, tiles.values, pitch);
             keep_tokens(p, p.rests, way, number, tiles.values, pitch);
-        } else {
+        } else if (IS_WHOLE) {
             scale_tokens(out, tiles.numbers + OUT * CHUNK);
             add_lower_turned(out, left, tiles.weights);
             as_lefts(left, out);
@@ -98,13 +119,18 @@ template <bool KEEPS> __device__ __forceinline__ void go_through(const Parameter
             for (int n = 0; n < 4; n++) state[i][n] *= whole;
         add_rows(state, left, tiles.keys);
     });
-    if (!KEEPS && p.states) each_number(p, way, [&](int i, int n, float *to) { *to = state[i][n]; });
+    if (PURPOSE == AHEAD) leave_state(p, way, border_rows(p), state);
+    if (has_states && is_last) each_number(p, way, [&](int i, int n, float *to) { *to = state[i][n]; });
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_forward(const __grid_constant__ Parameters p) {
-    go_through<false>(p);
+    go_through<OUTPUT>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_keep(const __grid_constant__ Parameters p) {
-    go_through<true>(p);
+    go_through<KEEP>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_ahead(const __grid_constant__ Parameters p) {
+    go_through<AHEAD>(p);
 }

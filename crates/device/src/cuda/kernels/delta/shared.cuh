@@ -35,6 +35,8 @@ struct Parameters {
     u64 numbers, squares;
     // bf16 [V, K] of whole widths: Sᵀ before the chunk, and the gradient of Sᵀ after it.
     u64 befores, afters;
+    // f32 [V + K, K] of each value head of each stretch, see `border_at`.
+    u64 borders;
     // bf16 [C, V] of whole widths: N, what its rounding left, and X.
     u64 news, rests, errors;
     // Of the two gates' vectors: f64 shares of each slot's or segment's value heads, two by two.
@@ -49,6 +51,8 @@ struct Parameters {
     u32 few;
     // Tiles of a ring in shared memory.
     u32 stages;
+    // Tokens of a stretch, whole chunks: a segment's stretches run side by side.
+    u32 stretch;
     // Tokens of all launches; the number of their slots, or of segments.
     u32 tokens;
     u32 shares;
@@ -58,32 +62,38 @@ struct Parameters {
     u32 offsets[MOST_SEGMENTS + 1];
 };
 
-// A chunk's tokens, and the number of its slot. Segment s begins with slot offsets[s] / C + s, so a few at the segments' ends are
-// empty.
+// A chunk's tokens, and the number of its slot.
 struct Chunk {
     i64 slot;
     int first, count;
 };
 
-__device__ __forceinline__ i64 first_slot(const Parameters &p, u32 segment) {
-    return p.offsets[segment] / CHUNK + p.first_segment + segment;
+// Slots are for so many tokens each, a chunk's or a stretch's. Segment s begins with slot offsets[s] / tokens + s, so a few at the
+// segments' ends are empty.
+__device__ __forceinline__ i64 first_slot(const Parameters &p, u32 segment, u32 tokens = CHUNK) {
+    return p.offsets[segment] / tokens + p.first_segment + segment;
 }
 
 __device__ __forceinline__ int slots_of(const Parameters &p) { return (int)(first_slot(p, p.segments) - first_slot(p, 0)); }
 
-// The chunk of a block's slot. Returns false for empty ones.
-__device__ __forceinline__ bool find_chunk(const Parameters &p, u32 number, Chunk &chunk) {
-    chunk.slot = first_slot(p, 0) + number;
+__device__ __forceinline__ u32 segment_of(const Parameters &p, i64 slot, u32 tokens = CHUNK) {
     u32 low = 0, high = p.segments - 1;
     while (low < high) {
         u32 middle = (low + high + 1) / 2;
-        if (first_slot(p, middle) <= chunk.slot)
+        if (first_slot(p, middle, tokens) <= slot)
             low = middle;
         else
             high = middle - 1;
     }
-    int start = p.offsets[low], end = p.offsets[low + 1];
-    chunk.first = start + (int)(chunk.slot - first_slot(p, low)) * CHUNK;
+    return low;
+}
+
+// The chunk of a block's slot. Returns false for empty ones.
+__device__ __forceinline__ bool find_chunk(const Parameters &p, u32 number, Chunk &chunk) {
+    chunk.slot = first_slot(p, 0) + number;
+    u32 segment = segment_of(p, chunk.slot);
+    int start = p.offsets[segment], end = p.offsets[segment + 1];
+    chunk.first = start + (int)(chunk.slot - first_slot(p, segment)) * CHUNK;
     chunk.count = min(CHUNK, end - chunk.first);
     return chunk.count > 0 && end - start > p.few;
 }
@@ -98,6 +108,30 @@ template <class T> __device__ __forceinline__ T *gate_at(const Gate &gate, i64 t
 
 template <class T> __device__ __forceinline__ T *head_at(const Heads &heads, i64 token, int head) {
     return (T *)heads.address + token * heads.stride + head * heads.step;
+}
+
+__device__ __forceinline__ float *state_at(const Parameters &p, int segment, int head, int row, int col) {
+    i64 first = ((i64)(p.first_segment + segment) * p.heads + head) * p.key;
+    return (float *)p.states + (first + row) * p.states_stride + col;
+}
+
+// Stretches of a segment that blocks go through chunk by chunk; 0 for those that are left to others.
+__device__ __forceinline__ int stretches_of(const Parameters &p, int segment) {
+    u32 tokens = p.offsets[segment + 1] - p.offsets[segment];
+    return tokens > p.few ? (int)((tokens + p.stretch - 1) / p.stretch) : 0;
+}
+
+// Rows of a border: V of a state, then K in whole parts of products.
+__device__ __forceinline__ int border_rows(const Parameters &p) { return p.padded_value + (p.key + 15) / 16 * 16; }
+
+// What a stretch does to states, for segments of several stretches, which have at most one for half as many tokens: behind it
+//
+// S'ᵀ = Sᵀ·A + Bᵀ
+//
+// With B's place first, until S takes it, and A below. Back, dSᵀ = dS'ᵀ·Aᵀ + dBᵀ with dB in the same place, until dS' takes it.
+__device__ __forceinline__ float *border_at(const Parameters &p, int segment, int stretch, int head) {
+    i64 number = 2 * (i64)p.offsets[segment] / p.stretch + stretch;
+    return (float *)p.borders + (number * p.heads + head) * border_rows(p) * WIDTH;
 }
 
 __device__ __forceinline__ float number_of_head(u64 vector, int head) { return ((const float *)vector)[head]; }

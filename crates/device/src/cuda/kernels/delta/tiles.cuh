@@ -84,6 +84,12 @@ __device__ __forceinline__ void as_left(u32 (&to)[4], const float (&first)[4], c
 __device__ __forceinline__ float first_of(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+// Rounds two neighbours, and what that takes away.
+__device__ __forceinline__ void split(float first, float second, u32 &pair, u32 &rest) {
+    pair = rounded_pair(first, second);
+    rest = rounded_pair(first - first_of(pair), second - second_of(pair));
+}
+
 // Turns an 8 × 8 matrix of bf16, of which each lane has two neighbours.
 __device__ __forceinline__ u32 turned(u32 pair) {
     u32 result;

@@ -38,9 +38,11 @@ __device__ __forceinline__ Tiles tiles_at(u8 *at, bool is_whole) {
     return tiles;
 }
 
-// The head of a segment whose chunks a block goes through.
+// The head of a segment's stretch whose chunks a block goes through.
 struct Way {
     int start, end, head, key_head, chunks;
+    // The stretch's number among so many of its segment.
+    int segment, stretch, stretches;
     // The item of the first chunk in working memory.
     i64 item;
     // The first column of the block, and that of the warp.
@@ -48,14 +50,17 @@ struct Way {
 };
 
 __device__ __forceinline__ bool find_way(const Parameters &p, Way &way) {
-    int segment = blockIdx.x;
-    way.start = p.offsets[segment];
-    way.end = p.offsets[segment + 1];
-    if (way.end - way.start <= p.few) return false;
+    i64 slot = first_slot(p, 0, p.stretch) + blockIdx.x;
+    way.segment = segment_of(p, slot, p.stretch);
+    way.stretch = (int)(slot - first_slot(p, way.segment, p.stretch));
+    way.stretches = stretches_of(p, way.segment);
+    if (way.stretch >= way.stretches) return false;
+    way.start = p.offsets[way.segment] + way.stretch * p.stretch;
+    way.end = min(p.offsets[way.segment + 1], way.start + p.stretch);
     way.head = blockIdx.y;
     way.key_head = way.head / p.ratio;
     way.chunks = (way.end - way.start + CHUNK - 1) / CHUNK;
-    way.item = first_slot(p, segment) * p.heads + way.head;
+    way.item = (first_slot(p, way.segment) + way.stretch * (p.stretch / CHUNK)) * p.heads + way.head;
     way.block_col = blockIdx.z * (blockDim.x / 2);
     way.col = way.block_col + warp_of() * 16;
     return true;
@@ -200,6 +205,40 @@ __device__ __forceinline__ void keep_state(const Parameters &p, u64 items, const
         *(uint4 *)(rows + row * WIDTH + col) = *(const uint4 *)(shelf + row * PITCH + col);
     }
     __syncwarp();
+}
+
+// The lane's first number of the warp's rows of a turned state [V, K] at its stretch's border.
+__device__ __forceinline__ float *border_of(const Parameters &p, const Way &way) {
+    float *border = border_at(p, way.segment, way.stretch, way.head);
+    return border + (way.col + lane_of() / 4) * WIDTH + lane_of() % 4 * 2;
+}
+
+// A segment of one stretch begins with no state, others with what `carry` has left.
+__device__ __forceinline__ void load_state(const Parameters &p, const Way &way, float (&state)[WIDTH / 8][4]) {
+    clear(state);
+    if (way.stretches == 1 || way.col >= p.padded_value) return;
+    const float *from = border_of(p, way);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 8; i++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 x = *(const float2 *)(from + half * 8 * WIDTH + i * 8);
+            state[i][2 * half] = x.x;
+            state[i][2 * half + 1] = x.y;
+        }
+    }
+}
+
+// Leaves what `carry` takes, up to a row.
+__device__ __forceinline__ void leave_state(const Parameters &p, const Way &way, int rows, const float (&state)[WIDTH / 8][4]) {
+    if (way.col >= rows) return;
+    float *to = border_of(p, way);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 8; i++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(float2 *)(to + half * 8 * WIDTH + i * 8) = make_float2(state[i][2 * half], state[i][2 * half + 1]);
+    }
 }
 
 // Fetches chunk after chunk, one ahead if the ring has two members, and evaluates `body(number, tiles)` by all threads.
