@@ -13,7 +13,7 @@ use evenkeel_device::{DType, Device, DeviceKind, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, LossOptions, Merger, Model, Noise,
-    ParamId, Parameters, RotaryTables, Targets, ZeroSharding,
+    ParamId, ParamSpec, Parameters, RotaryTables, Targets, ZeroSharding,
 };
 use evenkeel_store::{FileDtype, Folder, NewFolder, SafeTensorsFile, TensorEntry, save_tensors};
 use support::{distance, floats, golden, golden_batch, norm};
@@ -623,6 +623,50 @@ fn adapters_of_experts_that_older_peft_saved_are_read_the_other_way_round() {
     for version in [None, Some("0.18.2.dev0")] {
         let error = with_version(version).expect_err("nothing tells").to_string();
         assert!(error.contains("mlp.experts.lora_A.weight` has as many inputs as outputs"), "{error}");
+    }
+}
+
+/// As PEFT does, also where the base has a tensor for each expert; one matrix, as earlier versions wrote them, is read as well.
+#[test]
+fn experts_trained_whole_have_a_dim_of_experts_in_files() {
+    let config = AdapterConfig { trained_modules: vec!["experts".into()], ..AdapterConfig::default() };
+    let device = support::device(1, 1 << 28);
+    for (base, shapes) in [
+        ("qwen3_moe", vec![[5, 48, 32].as_slice(), &[5, 32, 24]]),
+        ("qwen3_moe_one", vec![&[24, 24, 32], &[24, 32, 12]]),
+        ("mixtral", vec![&[4, 160, 32], &[4, 32, 80]]),
+        ("gpt_oss", vec![&[5, 32, 56], &[5, 28, 32], &[5, 56], &[5, 32]]),
+    ] {
+        let folder = Folder::open(golden().join(base)).unwrap();
+        let model = Model::open(&folder).unwrap().adapted(config.clone()).unwrap();
+        let trained = || model.specs.iter().filter(|spec| spec.is_trained);
+        let of_layer = trained().filter(|spec| spec.name.contains("layers.0.") && spec.name.contains("experts."));
+        let found: Vec<Vec<usize>> = of_layer.map(|spec| spec.shape_in_adapter_file()).collect();
+        assert_eq!(found, shapes, "{base}");
+        let values = |shape: fn(&ParamSpec) -> Vec<usize>| -> Vec<Vec<f32>> {
+            let saved = tempfile::tempdir().unwrap();
+            let entry = |spec| TensorEntry { name: model.peft_name(spec), dtype: FileDtype::F32, shape: shape(spec) };
+            let entries: Vec<TensorEntry> = trained().map(entry).collect();
+            let new = NewFolder::create(saved.path().join("saved")).unwrap();
+            save_tensors(&new, "adapter_model.safetensors", &entries, &BTreeMap::new(), |name, put| {
+                let entry = entries.iter().find(|entry| entry.name == name).unwrap();
+                let numbers: Vec<f32> = (0..entry.shape.iter().product()).map(|number| number as f32).collect();
+                put(&numbers)
+            })
+            .unwrap();
+            new.commit(false).unwrap();
+            let json = serde_json::json!({
+                "peft_type": "LORA", "target_modules": "all-linear", "modules_to_save": ["experts"],
+            });
+            std::fs::write(saved.path().join("saved/adapter_config.json"), json.to_string()).unwrap();
+            let saved = AdapterFolder::open(&saved.path().join("saved")).unwrap();
+            model.check_adapter(&saved).unwrap();
+            let values = AdapterValues::Saved(&saved);
+            let parameters = model.load_adapted(&folder, &values, DType::F32, ZeroSharding::NONE, device.compute());
+            let parameters = parameters.unwrap();
+            parameters.trained().map(|id| device.compute().read(&parameters.kept_value(id))).collect()
+        };
+        assert!(values(ParamSpec::shape_in_adapter_file) == values(|spec| spec.shape.clone()), "{base}");
     }
 }
 

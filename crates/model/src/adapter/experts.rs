@@ -109,7 +109,16 @@ impl ExpertFactor {
 impl ParamSpec {
     /// Its shape in an adapter's file.
     pub fn shape_in_adapter_file(&self) -> Vec<usize> {
-        self.expert_factor.map_or_else(|| self.shape.clone(), |factor| factor.in_file("", ExpertFile::Plain).1)
+        match (self.expert_factor, self.experts) {
+            (Some(factor), _) => factor.in_file("", ExpertFile::Plain).1,
+            (None, Some(experts)) => [&[experts, self.shape[0] / experts], &self.shape[1..]].concat(),
+            (None, None) => self.shape.clone(),
+        }
+    }
+
+    /// Whether its tensor in an adapter's file may have this shape. Experts trained whole were once written as one matrix.
+    pub(super) fn fits_adapter_file(&self, shape: &[usize]) -> bool {
+        shape == self.shape_in_adapter_file() || (self.experts.is_some() && shape == self.shape)
     }
 
     /// The numbers of the whole parameter as an adapter's file has them.

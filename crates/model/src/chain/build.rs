@@ -554,6 +554,7 @@ impl Builder<'_> {
             is_trained: true,
             is_adapter: false,
             expert_factor: None,
+            experts: None,
             is_derived: false,
             is_constant: false,
             is_packed: false,

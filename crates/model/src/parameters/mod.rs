@@ -53,6 +53,8 @@ pub struct ParamSpec {
     pub is_adapter: bool,
     /// What it is of the experts' adapters, if it belongs to them: files may have it in another order.
     pub expert_factor: Option<ExpertFactor>,
+    /// How many experts it has one behind the other, if it is theirs and of the model.
+    pub experts: Option<usize>,
     /// Whether it is computed from other parameters: it is neither drawn, loaded, trained nor saved.
     pub is_derived: bool,
     /// Whether it is a number of the model that no training changes.

@@ -326,9 +326,10 @@ impl Builder<'_> {
         ExpertWeights { gate_up, down, biases: Some(biases) }
     }
 
-    /// Says that a parameter has this shape in files.
+    /// Says that a parameter has this shape in files, whose first dim counts experts.
     fn name_stacked(&mut self, id: ParamId, shape: Vec<usize>) {
         let spec = &mut self.specs[id.0];
+        spec.experts = shape.first().copied();
         spec.tensors = vec![FileTensor { name: spec.name.clone(), shape }];
     }
 
@@ -343,6 +344,9 @@ impl Builder<'_> {
         let stacked = |name: &str, [rows, cols]: [usize; 2]| {
             vec![FileTensor { name: format!("{prefix}{name}"), shape: vec![count, rows, cols] }]
         };
+        for id in [gate_up, down] {
+            self.specs[id.0].experts = Some(count);
+        }
         let gate_and_up = |expert| [options.gate, options.up].map(|name| of_expert(expert, name, [ffn, hidden]));
         [self.specs[gate_up.0].tensors, self.specs[down.0].tensors] = match are_stacked {
             true => [stacked(options.stacked[0], [2 * ffn, hidden]), stacked(options.stacked[1], [hidden, ffn])],
