@@ -43,6 +43,10 @@ pub enum Error {
     NewButFrozen { name: String, folder: PathBuf },
     #[error("tensor `{name}` in {} does not belong to this model; {unexpected} such tensors", .folder.display())]
     UnexpectedTensor { name: String, folder: PathBuf, unexpected: usize },
+    #[error(
+        "config.json ties the head to the embedding (`tie_word_embeddings`), but `{head}` and `{embedding}` in {} differ", .folder.display()
+    )]
+    OtherHead { head: String, embedding: String, folder: PathBuf },
     #[error("tensor `{name}` is {found:?} in {}, config.json needs {expected:?}", .file.display())]
     WrongShape { name: String, file: PathBuf, found: Vec<usize>, expected: Vec<usize> },
     #[error("the model cannot be cut in {shards}: it has {size} {what}")]
@@ -115,6 +119,9 @@ impl Error {
             ),
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
                 Some("the checkpoint and the config are from different models".into())
+            }
+            Error::OtherHead { head, .. } => {
+                Some(format!("set \"tie_word_embeddings\": false in config.json to use the head; to use the embedding, remove `{head}`"))
             }
             Error::NewButFrozen { name, .. } => {
                 let module = name.rsplit_once('.').map_or(name.as_str(), |(module, _)| module);

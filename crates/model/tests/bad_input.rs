@@ -1,5 +1,7 @@
 //! Broken and hostile model folders: a clear error, no panic, and nothing allocated by a number that was not checked.
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -8,6 +10,7 @@ use evenkeel_model::{Config, Error, Model, ZeroSharding};
 use evenkeel_store::Folder;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
+use support::changed::{load_changed as load_golden, read_tensors};
 
 fn llama() -> Value {
     json!({
@@ -80,6 +83,25 @@ fn bad_configs_are_refused_with_the_key_named() {
         assert!(error.to_string().contains(named), "{key} = {value}: {error}");
     }
     assert!(Config::from_json(&with(llama(), &[("quantization_config", Value::Null)])).is_ok());
+}
+
+#[test]
+fn the_factor_of_the_balance_loss_is_finite_and_not_negative() {
+    let mixture = |factor: Value, is_used: bool| {
+        let config = json!({
+            "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1,
+            "output_router_logits": is_used, "router_aux_loss_coef": factor,
+        });
+        let config = config.as_object().unwrap().iter().map(|(key, value)| (key.as_str(), value.clone()));
+        Config::from_json(&with(llama(), &config.collect::<Vec<_>>()))
+    };
+    assert!(mixture(json!(0), true).is_ok());
+    assert!(mixture(Value::Null, false).is_ok());
+    for (factor, found) in [(json!(-0.01), "-0.01"), (json!(1e300), "1e+300"), (Value::Null, "missing")] {
+        let error = mixture(factor.clone(), true).unwrap_err().to_string();
+        assert!(error.contains(&format!("`router_aux_loss_coef` is {found}, expected a number")), "{error}");
+        assert_eq!(mixture(factor.clone(), false).is_ok(), factor.is_null());
+    }
 }
 
 #[test]
@@ -170,6 +192,54 @@ fn harmless_differences_load() {
         *tensors = renamed.map(|(name, tensor)| (name.trim_start_matches("model.").to_owned(), tensor)).collect();
     });
     assert!(bare.is_ok(), "a checkpoint without the prefix: {bare:?}");
+}
+
+/// A tied Qwen2 with a head beside the embedding.
+fn load_with_head(head: (Dtype, Vec<usize>, Vec<u8>)) -> Result<(), Error> {
+    load_golden("qwen2", "", |_, tensors| drop(tensors.insert("lm_head.weight".into(), head.clone())))
+}
+
+#[test]
+fn a_head_that_is_tied_may_only_be_a_copy_of_the_embedding() {
+    let (dtype, shape, bytes) = read_tensors("qwen2").remove("model.embed_tokens.weight").unwrap();
+    assert_eq!(dtype, Dtype::F32);
+    load_with_head((dtype, shape.clone(), bytes.clone())).unwrap();
+    let as_f64 = |bytes: &[u8]| -> Vec<u8> {
+        let numbers = bytes.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        numbers.flat_map(|number| f64::from(number).to_le_bytes()).collect()
+    };
+    load_with_head((Dtype::F64, shape.clone(), as_f64(&bytes))).unwrap();
+    let mut other = bytes.clone();
+    *other.last_mut().unwrap() ^= 1;
+    for head in [
+        (Dtype::F64, shape.clone(), as_f64(&other)),
+        (dtype, vec![1, shape[1]], bytes[..shape[1] * 4].to_vec()),
+        (dtype, shape, other.clone()),
+    ] {
+        let error = load_with_head(head.clone()).unwrap_err();
+        assert!(error.to_string().contains("`lm_head.weight` and `model.embed_tokens.weight` in"), "{error}");
+        assert!(error.hint().unwrap().contains("set \"tie_word_embeddings\": false in config.json"), "{error}");
+    }
+    let untied = load_golden("qwen2", "", |config, tensors| {
+        config["tie_word_embeddings"] = json!(false);
+        let embedding = tensors["model.embed_tokens.weight"].clone();
+        tensors.insert("lm_head.weight".into(), (embedding.0, embedding.1, other.clone()));
+    });
+    untied.unwrap();
+}
+
+#[test]
+fn types_that_cannot_be_computed_with_are_refused_before_memory_is_used() {
+    const DOWN: &str = "model.layers.0.mlp.experts.1.down_proj.weight";
+    for dtype in [Dtype::I32, Dtype::F8_E4M3] {
+        let error = load_golden("qwen3_moe", "", |_, tensors| {
+            let (found, shape, bytes) = tensors.get_mut(DOWN).unwrap();
+            *found = dtype;
+            bytes.truncate(shape.iter().product::<usize>() * dtype.bitsize() / 8);
+        });
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains(DOWN) && message.contains(&format!("{dtype:?}")), "{message}");
+    }
 }
 
 #[test]

@@ -68,6 +68,11 @@ impl<'file> RawTensor<'file> {
         }
     }
 
+    /// Refuses a type that cannot be read as another.
+    pub fn check_conversion<T: Element>(&self) -> Result<(), Error> {
+        T::conversion(self.dtype).map(drop).ok_or_else(|| self.cannot_convert(T::NAME))
+    }
+
     /// Reads a range of elements in row-major order into a buffer of just that length.
     ///
     /// # Panics

@@ -101,9 +101,11 @@ pub(super) fn read_experts(
     };
     const BALANCE: &str = "router_aux_loss_coef";
     let has_balance = keys.optional_flag("output_router_logits")?.unwrap_or(false);
-    let coefficient = || keys.optional_float(BALANCE)?.ok_or_else(|| keys.missing(BALANCE, "a number"));
-    let balance = if has_balance { Some(coefficient()? as f32) } else { None };
-    keys.require(balance.is_none_or(|balance| balance.is_finite()), BALANCE, "a number")?;
+    let factor = keys.not_negative(BALANCE)?;
+    let balance = match has_balance {
+        true => Some(factor.ok_or_else(|| keys.missing(BALANCE, "a number"))?),
+        false => None,
+    };
     Ok(layers.iter().any(|layer| layer.has_experts).then_some(Experts {
         count,
         chosen,

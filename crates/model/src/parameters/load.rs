@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::adapter::AdapterValues;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
-use crate::config::family::{Family, Multimodal, Names};
+use crate::config::family::{Family, Names};
 use crate::config::{Config, Input, Quantization};
 use crate::error::Error;
 use crate::nf4::PackedLayers;
@@ -295,11 +295,34 @@ impl Model {
             let tensor = folder.tensor(name).expect("present");
             let is_packed = spec.is_packed && bitsandbytes::is_quantized(folder, name);
             let is_quantized = is_packed || (self.has_mxfp4() && name.ends_with(&mxfp4::name_of_codes("")));
-            if !is_quantized && tensor.shape() != expected.shape {
+            if is_quantized {
+                continue;
+            }
+            if tensor.shape() != expected.shape {
                 return Err(self.wrong_shape(name.clone(), tensor.file(), tensor.shape(), expected.shape));
             }
+            tensor.check_conversion::<f32>()?;
         }
+        self.refuse_other_head(&present, folder)?;
         Ok(names)
+    }
+
+    /// Refuses a head that is tied to the embedding if the folder has another one. Versions of transformers take different ones.
+    fn refuse_other_head(&self, present: &BTreeSet<&str>, folder: &Folder) -> Result<(), Error> {
+        if !self.config.tied && !self.config.head_begins_as_embedding {
+            return Ok(());
+        }
+        let tensor = |name: &str| self.find(present, name).and_then(|name| folder.tensor(name));
+        let head = present.iter().find(|name| self.is_head(name)).and_then(|name| folder.tensor(name));
+        let (Some(head), Some(embedding)) = (head, tensor(self.config.family.names.embed)) else { return Ok(()) };
+        let is_copy = has_same_numbers(&head, &embedding)?;
+        folder.release(head.name());
+        folder.release(embedding.name());
+        if is_copy {
+            return Ok(());
+        }
+        let [head, embedding] = [head, embedding].map(|tensor| tensor.name().to_owned());
+        Err(Error::OtherHead { head, embedding, folder: folder.path().to_owned() })
     }
 
     fn refuse_unexpected<'n>(
@@ -329,14 +352,17 @@ impl Model {
 
     /// Buffers, and a tied head saved a second time.
     fn may_be_ignored(&self, name: &str) -> bool {
-        let Family { names, multimodal, classifier, .. } = self.config.family;
         let is_other_head = |other: &&str| name.starts_with(other);
-        let is_head = |head: &str| name.strip_suffix(".weight") == Some(head);
-        let is_older_head = |multimodal: &Multimodal| is_head(&multimodal.older_name(names.head));
         is_buffer(name)
-            || classifier.as_ref().is_some_and(|classifier| classifier.others.iter().any(is_other_head))
-            || (self.config.tied && (is_head(names.head) || multimodal.as_ref().is_some_and(is_older_head)))
+            || self.config.family.classifier.as_ref().is_some_and(|it| it.others.iter().any(is_other_head))
+            || (self.config.tied && self.is_head(name))
             || self.carries(name)
+    }
+
+    fn is_head(&self, name: &str) -> bool {
+        let Family { names, multimodal, .. } = self.config.family;
+        let is = |head: &str| name.strip_suffix(".weight") == Some(head);
+        is(names.head) || multimodal.as_ref().is_some_and(|multimodal| is(&multimodal.older_name(names.head)))
     }
 
     /// The tensors of a folder that belong to no part of the model that is trained: a saved model has them, too.
@@ -354,6 +380,29 @@ impl Model {
         let sharers = (0..self.config.layers.len()).filter(|&layer| self.config.layers[layer].keys_of.is_some());
         family.carried.iter().any(|prefix| name.starts_with(prefix)) || sharers.into_iter().any(is_idle)
     }
+}
+
+fn has_same_numbers(one: &RawTensor, other: &RawTensor) -> Result<bool, Error> {
+    /// Numbers that are compared at once.
+    const PART: usize = 1 << 16;
+    if one.shape() != other.shape() {
+        return Ok(false);
+    }
+    if one.dtype() == other.dtype() {
+        return Ok(one.bytes() == other.bytes());
+    }
+    let count = one.element_count();
+    let [mut here, mut there] = [vec![0.0f32; PART], vec![0.0; PART]];
+    for first in (0..count).step_by(PART) {
+        let part = first..count.min(first + PART);
+        let [here, there] = [&mut here[..part.len()], &mut there[..part.len()]];
+        one.read(part.clone(), here)?;
+        other.read(part, there)?;
+        if here != there {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Whether older versions of transformers saved a buffer of such a name.
