@@ -125,11 +125,14 @@ fn a_config_json_that_is_not_understood_trains_only_where_the_user_says_so() {
     let said = stderr(&output);
     assert!(said.contains("`residual_multiplier` is 0.22") && said.contains("model.ignore_keys"), "{said}");
     assert!(!place.path("run").join("model").exists());
-    let ignoring = "model.ignore_keys=[\"residual_multiplier\", \"mystery\", \"mistery\"]";
-    let output = place.run(&["train", "tiny.toml", "--set", ignoring]);
+    let misspelt = "model.ignore_keys=[\"residual_multiplier\", \"mistery\"]";
+    let output = place.run(&["train", "tiny.toml", "--set", misspelt]);
+    assert_eq!(output.status.code(), Some(2));
     let said = stderr(&output);
-    assert!(output.status.success(), "{said}");
     assert!(said.contains("`model.ignore_keys` names `mistery`, which config.json does not have"), "{said}");
+    assert!(said.contains("hint: did you mean `mystery`?"), "{said}");
+    let ignoring = "model.ignore_keys=[\"residual_multiplier\", \"mystery\"]";
+    place.stdout(&["train", "tiny.toml", "--set", ignoring]);
     let saved = fs::read_to_string(place.path("run/model/config.json")).unwrap();
     assert!(!saved.contains("residual_multiplier"), "it was trained without: {saved}");
     assert!(place.stdout(&["inspect", "run/model"]).contains("LlamaForCausalLM"));
@@ -138,6 +141,8 @@ fn a_config_json_that_is_not_understood_trains_only_where_the_user_says_so() {
     // A folder with such keys can be looked at, too.
     fs::copy(place.path("config.json"), place.path("run/model/config.json")).unwrap();
     assert_eq!(place.run(&["inspect", "run/model"]).status.code(), Some(2));
+    let misspelt = place.run(&["inspect", "run/model", "--ignore-keys", "residual_multiplier,mistery"]);
+    assert!(stderr(&misspelt).contains("`--ignore-keys` names `mistery`"), "{}", stderr(&misspelt));
     let ignored = "residual_multiplier,mystery";
     assert!(place.stdout(&["inspect", "run/model", "--ignore-keys", ignored]).contains("LlamaForCausalLM"));
     place.stdout(&["generate", "run/model", "--prompt", "1", "--tokens", "1", "--ignore-keys", ignored]);

@@ -1,6 +1,7 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use evenkeel_device::kernel::NF4_BLOCK;
+use evenkeel_store::line_of_description;
 
 /// Why a model cannot be built or loaded. [`Error::hint`] says what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -9,8 +10,8 @@ pub enum Error {
     Store(#[from] evenkeel_store::Error),
     #[error("config.json: architecture `{found}` is not known; known are {known}")]
     UnknownArchitecture { found: String, known: String },
-    #[error("architecture.toml: {what}")]
-    BadArchitecture { what: String },
+    #[error("architecture.toml{}: {what}", .line.map_or_else(String::new, |line| format!(":{line}")))]
+    BadArchitecture { key: String, line: Option<usize>, what: String, hint: Option<String> },
     #[error("config.json: `architectures` names {found}, but `model_type` is `{model_type}`, expected {expected}")]
     OtherClass { found: String, model_type: &'static str, expected: &'static str },
     #[error("config.json: {keys}; not understood for a `{model_type}`, and it may change what the model computes")]
@@ -89,13 +90,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same with the line of a mistake in the description that lies in this folder.
+    pub fn with_line(mut self, folder: &Path) -> Error {
+        if let Error::BadArchitecture { key, line, .. } = &mut self {
+            *line = line_of_description(folder, key);
+        }
+        self
+    }
+
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Store(error) => error.hint().map(|hint| hint.to_string()),
             Error::UnknownArchitecture { .. } => {
                 Some("if it is a decoder of the usual kind, describe it in architecture.toml: docs/models.md".into())
             }
-            Error::BadArchitecture { .. } | Error::Unsupported { .. } => None,
+            Error::BadArchitecture { hint, .. } => hint.clone(),
+            Error::Unsupported { .. } => None,
             Error::OtherClass { .. } => Some("one of the two was changed: take the model's own config.json".into()),
             Error::NotUnderstood { .. } => {
                 Some("if the model computes the same without it, name it in model.ignore_keys, or --ignore-keys of inspect and generate".into())

@@ -18,7 +18,7 @@ fn cases() -> [(&'static str, Value); 4] {
             json!({
                 "like": "llama",
                 "keys": {"layer_norm_eps": "rms_norm_eps"},
-                "unused_keys": ["use_parallel_residual", "classifier_dropout", "rotary_emb_base", "rotary_pct", "attention_bias"],
+                "unused_keys": ["use_parallel_residual", "classifier_dropout", "attention_bias"],
                 "names": {
                     "embed": "gpt_neox.embed_in.weight", "layer": "gpt_neox.layers.{}.", "qkv": "attention.query_key_value",
                     "out": "attention.dense", "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h",
@@ -39,7 +39,7 @@ fn cases() -> [(&'static str, Value); 4] {
                     "n_inner": "intermediate_size", "activation_function": "hidden_act", "layer_norm_epsilon": "rms_norm_eps",
                 },
                 "unused_keys": [
-                    "n_ctx", "summary_type", "summary_use_proj", "summary_proj_to_labels", "summary_first_dropout",
+                    "summary_type", "summary_use_proj", "summary_proj_to_labels", "summary_first_dropout",
                     "summary_activation", "scale_attn_weights",
                 ],
                 "names": {
@@ -127,12 +127,15 @@ fn a_wrong_description_is_an_error_that_says_what_is_wrong() {
         "vocab_size": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "hidden_act": "silu",
     });
     for (description, expected) in [
-        (json!({}), "missing field `like`"),
-        (json!(3), "invalid type"),
+        (json!({}), "`like` is missing, expected one of llama"),
+        (json!(3), "it is 3, expected a table"),
         (json!({"like": "mixtral"}), "`like` is \"mixtral\", expected one of llama"),
         (json!({"like": "bert"}), "`like` is \"bert\", expected one of llama"),
-        (json!({"like": "llama", "layers": 3}), "unknown field `layers`"),
-        (json!({"like": "llama", "options": {"norm": "batch"}}), "unknown variant `batch`"),
+        (json!({"like": "llama", "layers": 3}), "unknown key `layers`"),
+        (
+            json!({"like": "llama", "options": {"norm": "batch"}}),
+            "`options.norm` is \"batch\", expected `rms` or `layer`",
+        ),
         (json!({"like": "llama", "options": {"activation": "sine"}}), "`options.activation` is \"sine\""),
         (json!({"like": "llama", "names": {"layer": "blocks."}}), "`names.layer` is \"blocks.\""),
         (json!({"like": "llama", "names": {"qkv": "qkv"}}), "`options.qkv_order` is missing"),
@@ -140,7 +143,10 @@ fn a_wrong_description_is_an_error_that_says_what_is_wrong() {
         (json!({"like": "llama", "options": {"positions": "learned"}}), "`names.positions` is missing"),
         (json!({"like": "opt", "options": {"rotary_base": 1e5}}), "options of rotations are set"),
         (json!({"like": "llama", "options": {"qk_norm_of": "all"}}), "`options.qk_norm_of` is set"),
-        (json!({"like": "llama", "names": {"qkv": ["a", "b"]}}), "one name for `names.qkv`, or three"),
+        (
+            json!({"like": "llama", "names": {"qkv": ["a", "b"]}}),
+            "`names.qkv` is [\"a\",\"b\"], expected one name, or three",
+        ),
         (
             json!({"like": "llama", "names": {"mlp_norm": "input_layernorm"}}),
             "two parts are called \"input_layernorm\"",
@@ -157,6 +163,16 @@ fn a_wrong_description_is_an_error_that_says_what_is_wrong() {
     ] {
         let error = Model::from_json(&described(&config, &description)).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{description}: {error:?}");
+    }
+    for (description, expected) in [
+        (json!({"like": "llama", "names": 3}), "`names` is 3, expected a table"),
+        (json!({"like": "llama", "unused_keys": "all"}), "`unused_keys` is \"all\", expected a list of texts"),
+        (json!({"like": "llama", "options": {"tied": "yes"}}), "`options.tied` is \"yes\", expected true or false"),
+        (json!({"like": "llama", "options": {"epsilon": true}}), "`options.epsilon` is true, expected a number"),
+        (json!({"like": "llama", "keys": {"depth": 3}}), "`keys.depth` is 3, expected a text"),
+    ] {
+        let error = Model::from_json(&described(&config, &description)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{description}: {error}");
     }
     // What config.json says besides must still be understood.
     let error = Model::from_json(&described(&json!({"depth": 3}), &json!({"like": "llama"}))).unwrap_err().to_string();
@@ -184,6 +200,61 @@ fn the_description_lies_beside_config_json() {
     std::fs::write(folder.path().join("architecture.toml"), "like = llama").unwrap();
     let error = read_config(folder.path().join("config.json")).unwrap_err().to_string();
     assert!(error.contains("architecture.toml") && error.contains("is not TOML"), "{error}");
+}
+
+/// As mistakes in a run's configuration are told.
+#[test]
+fn mistakes_in_a_description_are_told_with_their_line_and_the_nearest_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"model_type": "own", "d_model": 32, "n_layers": 2, "num_attention_heads": 4, "n_old": 1,
+        "intermediate_size": 48, "vocab_size": 64}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let right = "like = \"llama\"\nunused_keys = [\"n_old\"]\n[keys]\nd_model = \"hidden_size\"\n\
+                 n_layers = \"num_hidden_layers\"\n[options]\nnorm = \"rms\"\n[names]\nbase = \"model.\"\n";
+    let read = |text: &str| {
+        std::fs::write(folder.path().join("architecture.toml"), text).unwrap();
+        let config = read_config(folder.path().join("config.json")).unwrap();
+        Model::from_json(&config).map_err(|error| error.with_line(folder.path()))
+    };
+    read(right).unwrap();
+    for (from, to, expected, hint) in [
+        (
+            "like = \"llama\"",
+            "like = \"lama\"",
+            ":1: `like` is \"lama\", expected one of llama",
+            "did you mean \"llama\"?",
+        ),
+        ("unused_keys", "unused_key", ":2: unknown key `unused_key`", "did you mean `unused_keys`?"),
+        (
+            "n_old",
+            "n_olt",
+            ":2: `unused_keys` has \"n_olt\", which config.json does not have",
+            "did you mean \"n_old\"?",
+        ),
+        (
+            "\"hidden_size\"",
+            "\"hiden_size\"",
+            ":4: `keys.d_model` is \"hiden_size\", which is no key of config.json for a `llama`",
+            "did you mean \"hidden_size\"?",
+        ),
+        (
+            "n_layers =",
+            "n_layer =",
+            ":5: `keys` has `n_layer`, which config.json does not have",
+            "did you mean \"n_layers\"?",
+        ),
+        ("norm =", "nrom =", ":7: unknown key `options.nrom`", "did you mean `options.norm`?"),
+        ("\"rms\"", "\"rmsn\"", ":7: `options.norm` is \"rmsn\", expected `rms` or `layer`", "did you mean \"rms\"?"),
+        ("base =", "norm_bias =", ":9: unknown key `names.norm_bias`", "did you mean `options.norm_bias`?"),
+        ("base =", "xyzzy =", ":9: unknown key `names.xyzzy`", "the keys here are base, embed, "),
+    ] {
+        let error = read(&right.replace(from, to)).unwrap_err();
+        assert!(error.to_string().contains(&format!("architecture.toml{expected}")), "{error}");
+        assert!(error.hint().is_some_and(|found| found.contains(hint)), "{error}: {:?}", error.hint());
+    }
+    std::fs::write(folder.path().join("architecture.toml"), "like = \"llama\"\n[keys\n").unwrap();
+    let error = read_config(folder.path().join("config.json")).unwrap_err().to_string();
+    assert!(error.contains("architecture.toml`: is not TOML in line 2: "), "{error}");
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! config.json, with the description of an architecture that may lie beside it.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use toml::de::DeTable;
 
 use crate::error::printable;
-use crate::{Defect, Error, json, limits, regular_file};
+use crate::{Defect, Error, json, limits, read_text, regular_file};
 
 /// The key of config.json that has such a description. A file beside config.json takes its place.
 pub const DESCRIPTION: &str = "evenkeel_architecture";
@@ -26,5 +28,23 @@ pub fn read_config(path: impl AsRef<Path>) -> Result<Value, Error> {
 fn read_toml(path: &Path) -> Result<Value, Defect> {
     let bytes = regular_file::read(path, limits::CONFIG_BYTES)?;
     let text = str::from_utf8(&bytes).map_err(|error| Defect::NotText { at: error.valid_up_to() })?;
-    toml::from_str(text).map_err(|error| Defect::NotToml { detail: printable(error.message()) })
+    toml::from_str(text).map_err(|error| Defect::NotToml {
+        line: line_of(text, error.span().unwrap_or(0..0)),
+        detail: printable(error.message()),
+    })
+}
+
+/// The line of `key`, or of `table.key`, in the description that lies in a folder, counted from 1.
+pub fn line_of_description(folder: &Path, key: &str) -> Option<usize> {
+    let text = read_text(folder.join(DESCRIPTION_FILE), limits::CONFIG_BYTES).ok()?;
+    let document = DeTable::parse(&text).ok()?;
+    let found = match key.split_once('.') {
+        None => document.get_ref().get_key_value(key),
+        Some((table, key)) => document.get_ref().get(table)?.get_ref().as_table()?.get_key_value(key),
+    };
+    found.map(|(key, _)| line_of(&text, key.span()))
+}
+
+fn line_of(text: &str, span: Range<usize>) -> usize {
+    text.as_bytes()[..span.start.min(text.len())].iter().filter(|&&byte| byte == b'\n').count() + 1
 }

@@ -42,8 +42,8 @@ pub enum Defect {
     NotText { at: usize },
     #[error("is not JSON: {detail}")]
     NotJson { detail: String },
-    #[error("is not TOML: {detail}")]
-    NotToml { detail: String },
+    #[error("is not TOML in line {line}: {detail}")]
+    NotToml { line: usize, detail: String },
     #[error("has the JSON key `{key}` twice in one object")]
     DuplicateKey { key: String },
     #[error("has JSON of the wrong form: {detail}")]

@@ -66,9 +66,16 @@ impl RawConfig {
         let is_parallel_open = self.given_in("parallel").is_empty();
         let adapter_keys = self.given_in("adapter");
         match (source, self.into_mistakes()) {
-            (Some(source), mistakes) if mistakes.is_empty() => {
-                Ok(RunConfig { source, tokenizer, settings, has_sequence, is_parallel_open, adapter_keys, warnings })
-            }
+            (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig {
+                source,
+                tokenizer,
+                settings,
+                evaluates_folder: false,
+                has_sequence,
+                is_parallel_open,
+                adapter_keys,
+                warnings,
+            }),
             (_, mistakes) => Err(mistakes.into()),
         }
     }

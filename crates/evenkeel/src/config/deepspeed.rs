@@ -10,11 +10,11 @@ mod optimizer;
 #[cfg(test)]
 mod tests;
 
+use evenkeel_store::nearest;
 use serde_json::{Map, Value as Json};
 use toml::Value;
 
 use self::keys::{Fate, KEYS, Keys, is_asked_for};
-use super::nearest::nearest;
 use super::raw::{Origin, RawConfig, printable, show};
 
 /// The largest file that is read. Files that people write have a few kilobytes.

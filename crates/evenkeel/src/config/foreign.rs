@@ -1,6 +1,6 @@
 //! Other trainers' names for these keys and values.
 
-/// Their key and ours; those that [`nearest`](super::nearest::nearest) finds by itself are not here.
+/// Their key and ours; those that [`nearest`](evenkeel_store::nearest) finds by itself are not here.
 const KEYS: &[(&str, &str)] = &[
     ("warmup_ratio", "train.warmup_steps"),
     ("gradient_accumulation_steps", "train.accumulate"),

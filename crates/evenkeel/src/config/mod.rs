@@ -10,7 +10,6 @@ mod command;
 mod deepspeed;
 mod explain;
 mod foreign;
-mod nearest;
 mod optimizer;
 mod raw;
 mod setting;
@@ -47,6 +46,8 @@ pub struct RunConfig {
     /// `None` for images.
     pub tokenizer: Option<TokenizerSource>,
     pub settings: Settings,
+    /// Whether the model is one that was saved, and not the one that the run begins with.
+    pub evaluates_folder: bool,
     /// Whether the user gave the length of sequences.
     has_sequence: bool,
     /// Whether the user gave no key of the section `parallel`.
@@ -96,6 +97,7 @@ impl RunConfig {
     /// Takes the model of a folder, whatever the run was to begin with.
     pub fn evaluate_folder(&mut self, path: PathBuf) {
         self.source = ModelSource::Folder(path);
+        self.evaluates_folder = true;
         (self.settings.adapter.path, self.settings.adapter.kind) = (None, None);
     }
 

@@ -5,10 +5,10 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
+use evenkeel_store::nearest;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 
-use super::nearest::nearest;
 use super::setting::{Bounds, Setting, SettingKind, in_toml};
 use super::table::{Section, Source, UnlessGiven};
 use super::{RUN_CONFIG, RUN_STRATEGY, Settings, foreign};

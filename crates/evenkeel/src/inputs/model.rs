@@ -16,7 +16,7 @@ use evenkeel_train::{save_adapter, save_weights};
 use serde_json::{Value, json};
 
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
-use super::model_folder::{ModelFolder, without_keys};
+use super::model_folder::{ModelFolder, without_keys, without_keys_if_there};
 use crate::config::{
     AdapterBase, DORA_DROPOUT_HINT, DataSource, Dtype, ModelSource, PACKED_HINT, PACKED_MOVES, PRUNED_ADAPTERS,
     PRUNED_HINT, RecordFormat, RunConfig, Settings, Sizes,
@@ -196,22 +196,27 @@ impl ModelInput {
         let ignored = &config.settings.model.ignore_keys;
         let adapter = &config.settings.adapter;
         let labels = &config.settings.data.labels;
-        let described = |json: Value| -> Result<(Model, Value), Failure> {
-            let json = without_keys(&json, ignored, "model.ignore_keys");
-            let model = Model::from_json(&json)?;
+        let without_ignored = |json: &Value| match config.evaluates_folder {
+            true => Ok(without_keys_if_there(json, ignored)),
+            false => without_keys(json, ignored, "model.ignore_keys"),
+        };
+        let described = |json: Value, file: Option<&Path>| -> Result<(Model, Value), Failure> {
+            let json = without_ignored(&json)?;
+            let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
+            let model = Model::from_json(&json).map_err(|error| error.with_line(folder))?;
             Ok((if adapter.packs() { model.packed() } else { model }, json))
         };
         let ((model, json), folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = ModelFolder::open(path, adapter.path.as_deref())?;
                 refuse_other_order(folder.base.config(), labels)?;
-                let json = with_labels(without_keys(folder.base.config(), ignored, "model.ignore_keys"), labels);
+                let json = with_labels(without_ignored(folder.base.config())?, labels);
                 (folder.model_as(json, adapter.packs())?, Some(folder))
             }
-            ModelSource::Config(path) => (described(with_labels(read_config(path)?, labels))?, None),
+            ModelSource::Config(path) => (described(with_labels(read_config(path)?, labels), Some(path))?, None),
             ModelSource::Sizes(sizes) => {
                 let tokenizer = tokenizer.ok_or_else(no_new_classifier)?;
-                (described(new_config(sizes, tokenizer, config.settings.data.sequence))?, None)
+                (described(new_config(sizes, tokenizer, config.settings.data.sequence), None)?, None)
             }
         };
         let is_adapted = model.config.adapters.is_some();

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{ADAPTER_CONFIG, AdapterFolder, AdapterValues, Model, Parameters, ZeroSharding};
-use evenkeel_store::{Folder, exists};
+use evenkeel_store::{Folder, exists, nearest, shortened};
 use serde_json::Value;
 
 use super::run_folder::RUN_MODEL;
-use crate::{Failure, Mistake, hub, warn};
+use crate::{Failure, Mistake, Mistakes, hub};
 
 pub struct ModelFolder {
     pub base: Folder,
@@ -43,7 +43,7 @@ impl ModelFolder {
     /// The model, its adapter included, once the folder's tensors are known to fit; and config.json without the ignored keys.
     /// `option` is where the user named those. `packs` says whether to hold its linear layers in 4 bits; a quantised folder's are.
     pub fn model(&self, ignored: &[String], option: &str, packs: bool) -> Result<(Model, Value), Failure> {
-        self.model_as(without_keys(self.base.config(), ignored, option), packs)
+        self.model_as(without_keys(self.base.config(), ignored, option)?, packs)
     }
 
     /// The same with this config.json.
@@ -103,21 +103,41 @@ fn open_base(path: &Path) -> Result<Folder, Failure> {
     Ok(Folder::open(path)?)
 }
 
-/// config.json without the ignored keys; `a.b` is key b of object a. Warns of keys that it does not have: `option` is where the
-/// user named them.
-pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {
-    fn take(json: &mut Value, key: &str) -> bool {
-        let Some(object) = json.as_object_mut() else { return false };
-        let inside = |(outer, inner)| object.get_mut(outer).is_some_and(|object| take(object, inner));
-        key.split_once('.').is_some_and(inside) || object.remove(key).is_some()
-    }
-    let mut json = json.clone();
+/// config.json without the ignored keys; `a.b` is key b of object a. Refuses keys that it does not have: `option` is where the user
+/// named them.
+pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Result<Value, Mistakes> {
+    let known: Vec<String> = keys_of(json, "").collect();
+    let mut without = json.clone();
+    let absent = ignored.iter().filter(|key| !take(&mut without, key)).map(|key| Mistake {
+        what: format!("`{option}` names `{}`, which config.json does not have", shortened(key, 80)),
+        hint: nearest(key, known.iter().map(String::as_str)).map(|meant| format!("did you mean `{meant}`?")),
+    });
+    let mistakes: Vec<Mistake> = absent.collect();
+    if mistakes.is_empty() { Ok(without) } else { Err(mistakes.into()) }
+}
+
+/// The same for a saved model, which may be without them already.
+pub fn without_keys_if_there(json: &Value, ignored: &[String]) -> Value {
+    let mut without = json.clone();
     for key in ignored {
-        if !take(&mut json, key) {
-            warn(&format!("`{option}` names `{key}`, which config.json does not have"));
-        }
+        take(&mut without, key);
     }
-    json
+    without
+}
+
+fn take(json: &mut Value, key: &str) -> bool {
+    let Some(object) = json.as_object_mut() else { return false };
+    let inside = |(outer, inner)| object.get_mut(outer).is_some_and(|object| take(object, inner));
+    key.split_once('.').is_some_and(inside) || object.remove(key).is_some()
+}
+
+fn keys_of<'a>(json: &'a Value, before: &'a str) -> Box<dyn Iterator<Item = String> + 'a> {
+    let keys = json.as_object().into_iter().flatten();
+    Box::new(keys.flat_map(move |(key, value)| {
+        let key = format!("{before}{key}");
+        let inner: Vec<String> = keys_of(value, &format!("{key}.")).collect();
+        std::iter::once(key).chain(inner)
+    }))
 }
 
 /// config.json with so many labels, which it has no names for.

@@ -1,11 +1,13 @@
 //! Decoders that the table does not know. A description beside config.json, architecture.toml, names a known decoder that they are
 //! built like, and says what they call otherwise and do otherwise.
 
+mod form;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use evenkeel_device::kernel::{NormKind, Pairs};
-use evenkeel_store::DESCRIPTION;
+use evenkeel_store::{DESCRIPTION, nearest};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -16,20 +18,16 @@ use super::keys::{ACTIVATIONS, activation};
 use super::{LARGEST_SIZE, shorten};
 use crate::error::Error;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct Description {
     /// The `model_type` of the decoder that it is built like.
     like: String,
     /// What keys of config.json are called there.
-    #[serde(default)]
     keys: BTreeMap<String, String>,
     /// Keys of config.json that change no number.
-    #[serde(default)]
     unused_keys: Vec<String>,
-    #[serde(default)]
     names: NewNames,
-    #[serde(default)]
     options: NewOptions,
 }
 
@@ -58,7 +56,7 @@ struct NewNames {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected one name for `names.qkv`, or three")]
+#[serde(untagged, expecting = "expected one name, or three")]
 enum NewQkv {
     Separate([String; 3]),
     Fused(String),
@@ -148,11 +146,22 @@ pub(super) fn described(description: &Value, model_type: &str, class: &str) -> R
 }
 
 fn read(description: &Value) -> Result<Description, Error> {
-    Description::deserialize(description).map_err(|error| bad(shorten(&error.to_string())))
+    form::check(description)?;
+    Description::deserialize(description).map_err(|error| bad("", shorten(&error.to_string())))
 }
 
-fn bad(what: String) -> Error {
-    Error::BadArchitecture { what }
+/// `key` is that of the mistake, behind its table's name.
+fn bad(key: &str, what: String) -> Error {
+    bad_with_hint(key, what, None)
+}
+
+fn bad_with_hint(key: &str, what: String, hint: Option<String>) -> Error {
+    Error::BadArchitecture { key: key.to_owned(), line: None, what, hint }
+}
+
+/// "Did you mean" for the candidate that is nearest to a name.
+fn meant<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    nearest(name, candidates).map(|meant| format!("did you mean {meant:?}?"))
 }
 
 fn kept(text: &str) -> &'static str {
@@ -189,12 +198,14 @@ impl Description {
         };
         let base = FAMILIES.iter().filter(is_plain).find(|family| family.model_type == self.like).ok_or_else(|| {
             let known: Vec<&str> = FAMILIES.iter().filter(is_plain).map(|family| family.model_type).collect();
-            bad(format!("`like` is {:?}, expected one of {}", shorten(&self.like), known.join(", ")))
+            let found = if self.like.is_empty() { "missing".to_owned() } else { format!("{:?}", shorten(&self.like)) };
+            let what = format!("`like` is {found}, expected one of {}", known.join(", "));
+            bad_with_hint("like", what, meant(&self.like, known))
         })?;
         let options = &self.options;
         let names = self.names.replace(&base.names, options)?;
         let renamed = self.keys.iter().map(|(theirs, ours)| (kept(theirs), kept(ours)));
-        Ok(Family {
+        let family = Family {
             model_type: kept(model_type),
             class: kept(class),
             unused_keys: self.unused_keys.iter().map(|key| kept(key)).collect::<Vec<_>>().leak(),
@@ -211,7 +222,8 @@ impl Description {
             default_epsilon: options.epsilon.unwrap_or(base.default_epsilon),
             default_activation: match &options.activation {
                 Some(name) => activation(name).ok_or_else(|| {
-                    bad(format!("`options.activation` is {:?}, expected {ACTIVATIONS}", shorten(name)))
+                    let what = format!("`options.activation` is {:?}, expected {ACTIVATIONS}", shorten(name));
+                    bad_with_hint("options.activation", what, meant(name, ACTIVATIONS.split([',', ' '])))
                 })?,
                 None => base.default_activation,
             },
@@ -237,7 +249,18 @@ impl Description {
             },
             tied_by_default: options.tied.unwrap_or(base.tied_by_default),
             ..base.clone()
-        })
+        };
+        self.refuse_unknown_keys(&family)?;
+        Ok(family)
+    }
+
+    fn refuse_unknown_keys(&self, family: &Family) -> Result<(), Error> {
+        let known = family.known_keys();
+        let is_known = |ours: &str| known.contains(&ours);
+        let Some((theirs, ours)) = self.keys.iter().find(|(_, ours)| !is_known(ours)) else { return Ok(()) };
+        let [key, value] = [theirs, ours].map(|key| shorten(key));
+        let what = format!("`keys.{key}` is {value:?}, which is no key of config.json for a `{}`", self.like);
+        Err(bad_with_hint(&format!("keys.{theirs}"), what, meant(ours, known)))
     }
 
     fn positions(&self, base: &Positions) -> Result<Positions, Error> {
@@ -251,11 +274,13 @@ impl Description {
         });
         let is_rotary = matches!(kind, NewPositions::Rotary);
         if !is_rotary && (rotary_pairs.is_some() || rotary_base.is_some() || rotary_fraction.is_some()) {
-            return Err(bad("options of rotations are set, but `positions` is not \"rotary\"".to_owned()));
+            let what = "options of rotations are set, but `positions` is not \"rotary\"";
+            return Err(bad("options", what.to_owned()));
         }
         let is_learned = matches!(kind, NewPositions::Learned);
         if !is_learned && (position_key.is_some() || skipped_positions.is_some() || self.names.positions.is_some()) {
-            return Err(bad("a table of positions is described, but `positions` is not \"learned\"".to_owned()));
+            let what = "a table of positions is described, but `positions` is not \"learned\"";
+            return Err(bad("options", what.to_owned()));
         }
         Ok(match kind {
             NewPositions::Slopes => Positions::Slopes,
@@ -266,14 +291,16 @@ impl Description {
                 };
                 let table = self.names.positions.as_ref().map(|name| kept(name)).or(old_table);
                 Positions::Learned {
-                    table: table
-                        .ok_or_else(|| bad("`names.positions` is missing: the table of positions".to_owned()))?,
+                    table: table.ok_or_else(|| {
+                        bad("names", "`names.positions` is missing: the table of positions".to_owned())
+                    })?,
                     count: replaced(position_key.as_ref(), old_count),
                     skipped: match *skipped_positions {
                         Some(rows) if rows as u64 > LARGEST_SIZE => {
-                            return Err(bad(format!(
-                                "`options.skipped_positions` is {rows}, expected at most {LARGEST_SIZE}"
-                            )));
+                            return Err(bad(
+                                "options.skipped_positions",
+                                format!("`options.skipped_positions` is {rows}, expected at most {LARGEST_SIZE}"),
+                            ));
                         }
                         rows => rows.unwrap_or(old_skipped),
                     },
@@ -285,9 +312,10 @@ impl Description {
                     [("rotary_base", rotary_base, f64::from(f32::MAX)), ("rotary_fraction", rotary_fraction, 1.0)]
                 {
                     if let Some(value) = value.filter(|value| !(*value > 0.0 && *value <= most)) {
-                        return Err(bad(format!(
-                            "`options.{name}` is {value}, expected a number above 0, up to {most}"
-                        )));
+                        return Err(bad(
+                            &format!("options.{name}"),
+                            format!("`options.{name}` is {value}, expected a number above 0, up to {most}"),
+                        ));
                     }
                 }
                 Positions::Rotary(Rotation {
@@ -310,7 +338,10 @@ impl NewNames {
     fn replace(&self, base: &Names, options: &NewOptions) -> Result<Names, Error> {
         let layer = replaced(self.layer.as_ref(), base.layer);
         if layer.matches("{}").count() != 1 {
-            return Err(bad(format!("`names.layer` is {layer:?}, expected one {{}} in place of the layer's number")));
+            return Err(bad(
+                "names.layer",
+                format!("`names.layer` is {layer:?}, expected one {{}} in place of the layer's number"),
+            ));
         }
         let fused = |name: &'static str, order| match order {
             QkvOrder::Blocks => Qkv::FusedBlocks(name),
@@ -323,13 +354,16 @@ impl NewNames {
             (None, None, base) => base.clone(),
             (Some(NewQkv::Fused(name)), None, _) => {
                 let what = "`options.qkv_order` is missing, expected \"blocks\" (all queries, all keys, all values) or \"groups\"";
-                return Err(bad(format!(
-                    "{what} (key head by key head), since `names.qkv` is one matrix, {:?}",
-                    shorten(name)
-                )));
+                return Err(bad(
+                    "names.qkv",
+                    format!("{what} (key head by key head), since `names.qkv` is one matrix, {:?}", shorten(name)),
+                ));
             }
             (_, Some(_), _) => {
-                return Err(bad("`options.qkv_order` is set, but `names.qkv` is no single matrix".to_owned()));
+                return Err(bad(
+                    "options.qkv_order",
+                    "`options.qkv_order` is set, but `names.qkv` is no single matrix".to_owned(),
+                ));
             }
         };
         let qk_norm = match (&self.qk_norm, options.qk_norm_of, base.qk_norm) {
@@ -339,7 +373,10 @@ impl NewNames {
             }
             (None, None, base) => base,
             (None, Some(_), _) => {
-                return Err(bad("`options.qk_norm_of` is set, but `names.qk_norm` is not".to_owned()));
+                return Err(bad(
+                    "options.qk_norm_of",
+                    "`options.qk_norm_of` is set, but `names.qk_norm` is not".to_owned(),
+                ));
             }
         };
         let [gate, up, gate_up, down] =
@@ -351,7 +388,7 @@ impl NewNames {
             (None, Some(up), None, Some(down)) => Mlp::Plain { up, down },
             _ => {
                 let what = "`names` of an MLP are gate, up and down, or gate_up and down, or up and down";
-                return Err(bad(what.to_owned()));
+                return Err(bad("names", what.to_owned()));
             }
         };
         let names = Names {
@@ -398,7 +435,31 @@ fn refuse_repeated(names: &Names) -> Result<(), Error> {
     for name in of_layer.chain(names.final_norm).chain(names.embed_norm).chain([names.head, names.embed]) {
         if !known.insert(name) {
             let hint = "where two parts share a norm, the second has the empty name";
-            return Err(bad(format!("two parts are called {:?}; {hint}", shorten(name))));
+            return Err(bad("names", format!("two parts are called {:?}; {hint}", shorten(name))));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a description that speaks of keys that config.json does not have.
+pub(super) fn refuse_absent_keys(description: &Value, json: &Value) -> Result<(), Error> {
+    let Description { keys, unused_keys, .. } = read(description)?;
+    let Some(object) = json.as_object() else { return Ok(()) };
+    let absent = |key: &str| {
+        let has = object.contains_key(key);
+        (!has).then(|| meant(key, object.keys().map(String::as_str)))
+    };
+    for key in keys.keys() {
+        if let Some(hint) = absent(key) {
+            let key = shorten(key);
+            let what = format!("`keys` has `{key}`, which config.json does not have");
+            return Err(bad_with_hint(&format!("keys.{key}"), what, hint));
+        }
+    }
+    for key in &unused_keys {
+        if let Some(hint) = absent(key) {
+            let what = format!("`unused_keys` has {:?}, which config.json does not have", shorten(key));
+            return Err(bad_with_hint("unused_keys", what, hint));
         }
     }
     Ok(())
@@ -410,7 +471,8 @@ pub(super) fn refuse_contradictions(keys: &Keys, family: &Family) -> Result<(), 
     let Description { options, .. } = read(description)?;
     let differ = |option: &str, key: &str| -> Result<(), Error> {
         let found = keys.get(key).map_or_else(String::new, |value| shorten(&value.to_string()));
-        Err(bad(format!("`options.{option}` is not what config.json says, `{key}` = {found}: leave one of them out")))
+        let what = format!("`options.{option}` is not what config.json says, `{key}` = {found}: leave one of them out");
+        Err(bad(&format!("options.{option}"), what))
     };
     let numbers = [
         ("epsilon", options.epsilon, family.keys.epsilon),

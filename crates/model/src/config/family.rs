@@ -376,6 +376,16 @@ pub enum Choice {
     KeyOrTrue(&'static str),
 }
 
+impl Choice {
+    /// The key of config.json that decides.
+    pub fn key(&self) -> Option<&'static str> {
+        match self {
+            Choice::Never | Choice::Always => None,
+            Choice::Key(key) | Choice::KeyOrTrue(key) => Some(key),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub enum Positions {
     Rotary(Rotation),

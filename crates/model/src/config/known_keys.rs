@@ -134,8 +134,8 @@ const ROTARY: [&str; 5] =
 
 /// Refuses a config.json with keys that this architecture does not understand, all of them at once.
 pub(crate) fn refuse_unknown(json: &Value, family: &Family) -> Result<(), Error> {
-    let is_known = |key: &str| family.understands(key) || HARMLESS.contains(&key) || DROPOUT.contains(&key);
-    refuse(json, "", family, is_known)
+    let known = family.known_keys();
+    refuse(json, "", family, |key| known.contains(&key))
 }
 
 /// The same for what lies around the text model's config.
@@ -218,8 +218,8 @@ fn is_neutral(key: &str, value: &Value) -> bool {
 }
 
 impl Family {
-    /// Whether a key of config.json is read for this architecture, or known to change nothing in it.
-    fn understands(&self, key: &str) -> bool {
+    /// The keys of config.json that are read for this architecture, or known to change nothing in it.
+    pub(super) fn known_keys(&self) -> Vec<&'static str> {
         let sizes = &self.keys;
         let sizes = [sizes.hidden, sizes.layers, sizes.heads, sizes.ffn, sizes.activation, sizes.epsilon];
         let of_positions: &[&str] = match &self.positions {
@@ -270,32 +270,32 @@ impl Family {
         let of_full_layers: &[&str] = of_full_layers.as_ref().map_or(&[], |keys| keys);
         let of_sharers = self.key_sharers.as_ref().map(|sharers| [sharers.count, sharers.have_wide_mlps]);
         let of_inputs = self.token_inputs.as_ref().map(|inputs| [inputs.width.0, inputs.rows]);
-        let has = |keys: &Option<[&str; 2]>| keys.as_ref().is_some_and(|keys| keys.contains(&key));
         let rotated = self.rotation().and_then(|rotation| rotation.dim);
         let single = [own_base, of_embedding, of_attention, self.factors.residual, of_logits, rotated];
-        let is_choice = |choice: &Choice| matches!(choice, Choice::Key(name) | Choice::KeyOrTrue(name) if *name == key);
-        [&COMMON[..], &sizes, of_positions, of_rotated, of_windows, of_linear, of_mixed, of_full_layers, self.own_keys]
-            .iter()
-            .any(|keys| keys.contains(&key))
-            || has(&of_sharers)
-            || has(&of_inputs)
-            || single.contains(&Some(key))
-            || self.fixed.iter().any(|(name, _)| *name == key)
-            || self.factors.caps.iter().any(|(name, _)| *name == key)
-            || self.experts.as_ref().is_some_and(|options| options.understands(key))
-            || [&self.qkv_bias, &self.out_bias, &self.mlp_bias, &self.parallel].into_iter().any(is_choice)
+        let of_factors = self.fixed.iter().map(|(key, _)| *key).chain(self.factors.caps.iter().map(|(key, _)| *key));
+        let choices = [&self.qkv_bias, &self.out_bias, &self.mlp_bias, &self.parallel].map(Choice::key);
+        [&COMMON[..], &HARMLESS, &DROPOUT, &sizes, of_positions, of_rotated, of_windows, of_linear, of_mixed]
+            .into_iter()
+            .chain([of_full_layers, self.own_keys, of_sharers.as_slice().as_flattened()])
+            .chain([of_inputs.as_slice().as_flattened()])
+            .flatten()
+            .copied()
+            .chain(of_factors)
+            .chain(single.into_iter().chain(choices).flatten())
+            .chain(self.experts.iter().flat_map(ExpertOptions::known_keys))
+            .collect()
     }
 }
 
 impl ExpertOptions {
-    fn understands(&self, key: &str) -> bool {
+    fn known_keys(&self) -> Vec<&'static str> {
         // transformers has no loss of balance for experts beside an MLP.
         let of_balance: &[&str] =
             if self.beside.is_none() { &["router_aux_loss_coef", "output_router_logits"] } else { &[] };
-        let renormalises = matches!(self.renormalises, Choice::Key(name) | Choice::KeyOrTrue(name) if name == key);
         let shared = self.shared.as_ref().map(|shared| shared.ffn);
         let limit = self.clamped.as_ref().map(|clamped| clamped.limit.0);
-        let own = [Some(self.count), Some(self.chosen), self.enabled, self.ffn, shared, limit];
-        of_balance.contains(&key) || own.contains(&Some(key)) || renormalises
+        let renormalises = self.renormalises.key();
+        let own = [Some(self.count), Some(self.chosen), self.enabled, self.ffn, shared, limit, renormalises];
+        own.into_iter().flatten().chain(of_balance.iter().copied()).collect()
     }
 }

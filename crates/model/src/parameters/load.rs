@@ -103,7 +103,7 @@ impl Model {
     /// The model of a folder with this config.json. The folder's tensors tell which layers are in 4 bits, if config.json says that
     /// some are.
     pub fn of_folder(json: &Value, folder: &Folder) -> Result<Model, Error> {
-        let mut config = Config::from_json(json)?;
+        let mut config = Config::from_json(json).map_err(|error| error.with_line(folder.path()))?;
         if let (Some(experts), Some(options)) = (&mut config.experts, &config.family.experts) {
             experts.are_stacked |= folder.names().any(|name| name.ends_with(options.stacked[0]));
         }
