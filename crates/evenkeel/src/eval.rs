@@ -89,6 +89,15 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         let what = "the held-out records have no label that counts".to_owned();
         return Err(Mistake { what, hint: None }.into());
     }
+    if !evaluation.loss().is_finite() {
+        return Err(Failure::Fault(Mistake {
+            what: format!(
+                "the loss is {}: the model's weights or what it computes of them are not finite",
+                evaluation.loss()
+            ),
+            hint: Some("is the model of a run that diverged? Evaluate an earlier checkpoint".to_owned()),
+        }));
+    }
     let model = match &config.source {
         ModelSource::Folder(path) => path.display().to_string(),
         _ => "random weights".to_owned(),

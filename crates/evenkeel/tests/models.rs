@@ -69,6 +69,21 @@ fn a_folder_is_evaluated_on_a_file_without_a_word_of_training() {
 }
 
 #[test]
+fn an_evaluation_whose_loss_is_no_number_fails() {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]"]);
+    let file = place.path("run/model/model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[8 + header..].fill(0xff);
+    fs::write(&file, bytes).unwrap();
+    let output = place.run(&["eval", "tiny.toml"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(output.stdout.is_empty());
+    assert!(stderr(&output).contains("error: the loss is NaN: the model's weights"), "{}", stderr(&output));
+}
+
+#[test]
 fn a_name_of_the_hub_is_told_how_it_becomes_a_folder() {
     let place = Place::new(TINY);
     from_folder(&place, "hub.toml", "Qwen/Qwen2.5-0.5B");
