@@ -62,7 +62,7 @@ pub enum Error {
     #[error("{what}")]
     BadAdapter { what: String },
     #[error("the adapter's `{target}` matches nothing in this model")]
-    IdleTarget { target: String, modules: Vec<String> },
+    IdleTarget { target: String, modules: Vec<String>, experts: Vec<String> },
     #[error("`target_parameters` has `{target}`, which is no parameter of this model's experts")]
     IdleParameter { target: String, parameters: Vec<String> },
     #[error("the adapter's pattern `{pattern}` matches none of the layers that are adapted")]
@@ -140,7 +140,14 @@ impl Error {
             Error::BadPlan { .. } => Some("leave the layer out of the plan to have it cut automatically".into()),
             Error::IdlePatterns { layers, .. } => Some(format!("it has {}", layers.join(", "))),
             Error::BadAdapter { .. } => None,
-            Error::IdleTarget { modules, .. } => Some(format!("it has {}", modules.join(", "))),
+            Error::IdleTarget { modules, experts, .. } if experts.is_empty() => {
+                Some(format!("it has {}", modules.join(", ")))
+            }
+            Error::IdleTarget { modules, experts, .. } => Some(format!(
+                "it has {}; matrices of experts ({}) belong in adapter.target_parameters",
+                modules.join(", "),
+                experts.join(", ")
+            )),
             Error::IdleParameter { parameters, .. } if parameters.is_empty() => {
                 Some("it has no experts: name linear layers in adapter.targets (PEFT's target_modules)".into())
             }

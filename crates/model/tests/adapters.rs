@@ -682,6 +682,12 @@ fn adapters_of_experts_refuse_what_peft_refuses() {
         refused("qwen3_moe", of(name), what);
         refused("qwen3_moe", of(name), both);
     }
+    for target in ["experts.gate_up_proj", "up_proj", "w1"] {
+        let targets = Targets::Names(vec!["q_proj".into(), target.to_owned()]);
+        let adapter = AdapterConfig { targets, ..AdapterConfig::default() };
+        let hint = "o_proj; matrices of experts (gate_up_proj, down_proj) belong in adapter.target_parameters";
+        refused("mixtral", adapter, hint);
+    }
     refused("llama3", of("mlp.experts.down_proj"), "it has no experts: name linear layers in adapter.targets");
     let down = || of("experts.down_proj");
     refused("qwen3_moe", AdapterConfig { dropout: 0.1, ..down() }, "`lora_dropout` is set beside `target_parameters`");

@@ -211,7 +211,11 @@ impl Adapters {
             return Err(Error::IdleParameter { target: target.clone(), parameters: last_names(experts) });
         }
         if let Some(target) = self.targets.idle(&linears) {
-            return Err(ends.as_target(&target, &self.targets).unwrap_or_else(|| idle(target, &linears)));
+            return Err(ends.as_target(&target, &self.targets).unwrap_or_else(|| Error::IdleTarget {
+                target,
+                modules: last_names(&linears),
+                experts: last_names(experts),
+            }));
         }
         if !specs.iter().any(|spec| spec.is_adapter) {
             return Err(Error::NoTargets);
@@ -279,7 +283,7 @@ impl Ends {
 }
 
 fn idle(target: String, modules: &[String]) -> Error {
-    Error::IdleTarget { target, modules: last_names(modules) }
+    Error::IdleTarget { target, modules: last_names(modules), experts: Vec::new() }
 }
 
 /// Whether a parameter belongs to a module whose name ends so.
