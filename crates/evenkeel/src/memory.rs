@@ -6,7 +6,7 @@
 
 use evenkeel_data::BATCHES_READY;
 use evenkeel_device::{CudaMemory, Device, DeviceKind, cuda_memory};
-use evenkeel_step::{Devices, Strategy};
+use evenkeel_step::{Devices, Strategy, Task};
 use evenkeel_train::{Cost, Samples};
 
 use crate::{Failure, Mistake, device, placement, process, text};
@@ -18,6 +18,8 @@ pub struct Peak {
     pub arena_bytes: u64,
     /// Working memory of kernels: packed operands, partial sums.
     pub kernel_bytes: u64,
+    /// The programs of steps.
+    pub program_bytes: u64,
     pub beside: Beside,
     /// Code, threads, the tokenizer and everything else in the process.
     pub process_bytes: u64,
@@ -36,6 +38,9 @@ pub struct Beside {
 /// Measured: 12 to 30 MiB in runs of 0.4 to 2 GiB.
 const LATER_BYTES: u64 = 16 << 20;
 
+/// A task of a program, which is copied once while it is written.
+const TASK_BYTES: u64 = 2 * size_of::<Task>() as u64;
+
 impl Peak {
     /// For this process, with ranks of so many threads each on this machine's cores.
     pub fn of(costs: &[Cost], threads: usize, beside: Beside) -> Peak {
@@ -52,7 +57,8 @@ impl Peak {
     pub fn with(self, costs: &[Cost], threads: usize) -> Peak {
         let arena_bytes = costs.iter().map(|cost| cost.arena_bytes).sum();
         let kernel_bytes = costs.iter().map(|cost| cost.working.bytes(threads)).sum();
-        Peak { arena_bytes, kernel_bytes, ..self }
+        let program_bytes = costs.iter().map(|cost| cost.tasks).sum::<u64>() * TASK_BYTES;
+        Peak { arena_bytes, kernel_bytes, program_bytes, ..self }
     }
 
     /// Refuses training that this machine has too little memory for.
@@ -61,7 +67,9 @@ impl Peak {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.arena_bytes + self.kernel_bytes + self.beside.copy_bytes + self.beside.data_bytes + self.process_bytes
+        let Beside { copy_bytes, data_bytes } = self.beside;
+        let of_steps = self.arena_bytes + self.kernel_bytes + self.program_bytes;
+        of_steps + copy_bytes + data_bytes + self.process_bytes
     }
 
     /// `1491 MiB: tensors 745, kernels 140, …`
@@ -70,6 +78,7 @@ impl Peak {
         let parts = [
             ("tensors", self.arena_bytes),
             ("kernels", self.kernel_bytes),
+            ("programs", self.program_bytes),
             ("a checkpoint's copy", copy_bytes),
             ("data", data_bytes),
             ("process", self.process_bytes),
@@ -205,7 +214,13 @@ mod tests {
     #[test]
     fn the_parts_of_a_peak_are_told_apart_and_those_of_nothing_are_left_out() {
         let beside = Beside { copy_bytes: 520 << 20, data_bytes: 0 };
-        let peak = Peak { arena_bytes: 745 << 20, kernel_bytes: 140 << 20, beside, process_bytes: 45 << 20 };
+        let peak = Peak {
+            arena_bytes: 745 << 20,
+            kernel_bytes: 140 << 20,
+            beside,
+            process_bytes: 45 << 20,
+            ..Peak::default()
+        };
         assert_eq!(peak.describe(), "1450 MiB: tensors 745, kernels 140, a checkpoint's copy 520, process 45");
     }
 

@@ -114,6 +114,19 @@ fn the_peak_is_foretold_and_told_as_the_system_counts_it() {
     }
 }
 
+#[test]
+fn programs_of_thousands_of_micro_batches_are_foretold() {
+    let small = "[model]\nhidden = 32\nlayers = 2\nheads = 2\nffn = 48\ntied = true\n";
+    let place = Place::new(&[small, CONFIG].concat());
+    let sets = ["data.sequence=16", "train.batch=1", "train.steps=1", "device.threads=1", "output.save_model=false"];
+    let of = |accumulate: &str| train(&place, "tiny.toml", &[&sets[..], &[accumulate]].concat());
+    let [few, many] = ["train.accumulate=1", "train.accumulate=4096"].map(of);
+    println!("{few:?}, {many:?}");
+    let (foretold, real) = (many.foretold - few.foretold, many.real - few.real);
+    assert!(real > 50.0, "too little to compare: {real} MiB");
+    assert!((foretold / real - 1.0).abs() < 0.2, "foretold {foretold} MiB, it was {real:.0}");
+}
+
 /// New magnitudes are the norms of the base's rows, which are read a second time.
 #[test]
 fn a_base_is_let_go_of_after_its_norms_are_read() {

@@ -1,6 +1,6 @@
 //! The proof that programs may run: each by itself, and all ranks' together.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 
 use crate::meetings::Meetings;
@@ -125,101 +125,129 @@ fn place(rank: usize, index: usize, task: &Task) -> Place {
 }
 
 /// A compute task of a rank, or a meeting of several, that waits for others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Node {
     Compute(usize, usize),
     Meeting(usize),
 }
 
+/// The nodes of some programs, by number: the tasks of one rank behind those of the other, then the meetings. Long programs have
+/// millions of them, so they are numbers in lists.
+struct Nodes<'a> {
+    programs: &'a [Program],
+    meetings: &'a Meetings,
+    /// By rank: the number of its first task.
+    firsts: Vec<usize>,
+    tasks: usize,
+}
+
+/// A node, and one that waits for it.
+type Wait = (u32, u32);
+
 /// Goes through the programs in order of their waits, without computing. If nodes are left when none can go on, some of them wait
 /// for one another.
 fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound> {
-    let awaited = awaited(programs, meetings);
-    let mut open: HashMap<Node, usize> = awaited.iter().map(|(&node, before)| (node, before.len())).collect();
-    let mut behind: HashMap<Node, Vec<Node>> = HashMap::new();
-    for (&node, before) in &awaited {
-        before.iter().for_each(|&other| behind.entry(other).or_default().push(node));
-    }
-    let mut ready: Vec<Node> = open.iter().filter(|&(_, &count)| count == 0).map(|(&node, _)| node).collect();
+    let nodes = Nodes::of(programs, meetings);
+    let mut waits = nodes.waits();
+    waits.sort_unstable();
+    waits.dedup();
+    let mut open = vec![0u32; nodes.tasks + meetings.count()];
+    waits.iter().for_each(|&(_, node)| open[node as usize] += 1);
+    let mut ready: Vec<u32> = (0..).zip(&open).filter(|&(_, &count)| count == 0).map(|(node, _)| node).collect();
     while let Some(node) = ready.pop() {
-        open.remove(&node);
-        for next in behind.get(&node).into_iter().flatten() {
-            let count = open.get_mut(next).expect("a node runs once");
-            *count -= 1;
-            if *count == 0 {
-                ready.push(*next);
+        let first = waits.partition_point(|&(awaited, _)| awaited < node);
+        for &(_, next) in waits[first..].iter().take_while(|&&(awaited, _)| awaited == node) {
+            open[next as usize] -= 1;
+            if open[next as usize] == 0 {
+                ready.push(next);
             }
         }
     }
-    match open.keys().min() {
-        Some(&stuck) => Err(Unsound::Cycle(cycle(programs, meetings, &awaited, &open, stuck))),
+    match open.iter().position(|&count| count > 0) {
+        Some(stuck) => Err(Unsound::Cycle(nodes.cycle(&waits, &open, stuck as u32))),
         None => Ok(()),
     }
 }
 
-/// The nodes that each node waits for: the task before it on its queue, the exchanges that write its values, and, for an
-/// exchange, the compute tasks before it. An exchange also waits for the one before it on any lane: on GPUs the hosts of its members
-/// meet when they issue it.
-fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<Node>> {
-    let mut awaited: HashMap<Node, HashSet<Node>> = HashMap::new();
-    for (rank, program) in programs.iter().enumerate() {
-        let node = |index| match meetings.of_task(rank, index) {
-            Some(meeting) => Node::Meeting(meeting),
-            None => Node::Compute(rank, index),
+impl<'a> Nodes<'a> {
+    fn of(programs: &'a [Program], meetings: &'a Meetings) -> Nodes<'a> {
+        let mut tasks = 0;
+        let first = |program: &Program| {
+            tasks += program.tasks.len();
+            tasks - program.tasks.len()
         };
-        let mut waits = Waits::new(program.view());
-        for (index, task) in program.tasks.iter().enumerate() {
-            let before = awaited.entry(node(index)).or_default();
-            let last = if task.exchange.is_some() { waits.issued() } else { waits.computed() };
-            before.extend(last.map(node));
-            waits.visit(index, |other| {
-                before.insert(node(other));
-            });
-        }
+        let firsts = programs.iter().map(first).collect();
+        Nodes { programs, meetings, firsts, tasks }
     }
-    awaited
-}
 
-/// Follows stuck nodes, each to a stuck one that it waits for, until it reaches one for the second time.
-fn cycle(
-    programs: &[Program],
-    meetings: &Meetings,
-    awaited: &HashMap<Node, HashSet<Node>>,
-    stuck: &HashMap<Node, usize>,
-    start: Node,
-) -> Vec<String> {
-    let mut path = vec![start];
-    let first = loop {
-        let here = path[path.len() - 1];
-        let next = awaited[&here].iter().filter(|node| stuck.contains_key(node)).min();
-        let next = *next.expect("a stuck node waits for a stuck one");
-        if let Some(first) = path.iter().position(|&node| node == next) {
-            break first;
+    fn number(&self, rank: usize, index: usize) -> u32 {
+        let number = match self.meetings.of_task(rank, index) {
+            Some(meeting) => self.tasks + meeting,
+            None => self.firsts[rank] + index,
+        };
+        u32::try_from(number).expect("programs have fewer tasks")
+    }
+
+    fn node(&self, number: u32) -> Node {
+        let number = number as usize;
+        if number >= self.tasks {
+            return Node::Meeting(number - self.tasks);
         }
-        path.push(next);
-    };
-    let around = &path[first..];
-    let waits = (0..around.len()).map(|i| [around[i], around[(i + 1) % around.len()]]);
-    waits
-        .map(|pair| format!("  {} waits for {}", name(programs, meetings, pair[0]), name(programs, meetings, pair[1])))
-        .collect()
-}
+        let rank = self.firsts.partition_point(|&first| first <= number) - 1;
+        Node::Compute(rank, number - self.firsts[rank])
+    }
 
-fn name(programs: &[Program], meetings: &Meetings, node: Node) -> String {
-    let task = |rank: usize, index: usize| {
-        let Task { work, unit, micro, .. } = &programs[rank].tasks[index];
-        format!("{work:?}({}, {micro})", unit.0)
-    };
-    match node {
-        Node::Compute(rank, index) => format!("{}, task {index} of rank {rank},", task(rank, index)),
-        Node::Meeting(number) => {
-            let members: Vec<(usize, usize)> = meetings.members(number).collect();
-            let &(rank, index) = members.first().expect("a meeting has members");
-            let exchange = programs[rank].tasks[index].exchange.expect("a meeting is of exchanges");
-            let group = &programs[rank].groups[exchange.group.0].name;
-            let places: Vec<String> =
-                members.iter().map(|(rank, index)| format!("task {index} of rank {rank}")).collect();
-            format!("{} in group `{group}`, {},", task(rank, index), places.join(" and "))
+    /// Each node waits for the task before it on its queue, the exchanges that write its values, and, if it is an exchange, the
+    /// compute tasks before it. An exchange also waits for the one before it on any lane: on GPUs the hosts of its members meet when
+    /// they issue it.
+    fn waits(&self) -> Vec<Wait> {
+        let mut found = Vec::new();
+        for (rank, program) in self.programs.iter().enumerate() {
+            let mut waits = Waits::new(program.view());
+            for (index, task) in program.tasks.iter().enumerate() {
+                let node = self.number(rank, index);
+                let last = if task.exchange.is_some() { waits.issued() } else { waits.computed() };
+                found.extend(last.map(|last| (self.number(rank, last), node)));
+                waits.visit(index, |other| found.push((self.number(rank, other), node)));
+            }
+        }
+        found
+    }
+
+    /// Follows stuck nodes, which have waits left, each to a stuck one that it waits for, until it reaches one for the second time.
+    fn cycle(&self, waits: &[Wait], open: &[u32], start: u32) -> Vec<String> {
+        let mut path = vec![start];
+        let first = loop {
+            let here = path[path.len() - 1];
+            let awaited = waits.iter().filter(|&&(_, node)| node == here).map(|&(awaited, _)| awaited);
+            let next = awaited.filter(|&awaited| open[awaited as usize] > 0).min();
+            let next = next.expect("a stuck node waits for a stuck one");
+            if let Some(first) = path.iter().position(|&node| node == next) {
+                break first;
+            }
+            path.push(next);
+        };
+        let around = &path[first..];
+        let pairs = (0..around.len()).map(|i| [around[i], around[(i + 1) % around.len()]]);
+        pairs.map(|[node, awaited]| format!("  {} waits for {}", self.name(node), self.name(awaited))).collect()
+    }
+
+    fn name(&self, number: u32) -> String {
+        let task = |rank: usize, index: usize| {
+            let Task { work, unit, micro, .. } = &self.programs[rank].tasks[index];
+            format!("{work:?}({}, {micro})", unit.0)
+        };
+        match self.node(number) {
+            Node::Compute(rank, index) => format!("{}, task {index} of rank {rank},", task(rank, index)),
+            Node::Meeting(number) => {
+                let members: Vec<(usize, usize)> = self.meetings.members(number).collect();
+                let &(rank, index) = members.first().expect("a meeting has members");
+                let exchange = self.programs[rank].tasks[index].exchange.expect("a meeting is of exchanges");
+                let group = &self.programs[rank].groups[exchange.group.0].name;
+                let places: Vec<String> =
+                    members.iter().map(|(rank, index)| format!("task {index} of rank {rank}")).collect();
+                format!("{} in group `{group}`, {},", task(rank, index), places.join(" and "))
+            }
         }
     }
 }

@@ -23,6 +23,8 @@ pub struct Cost {
     pub arena_bytes: u64,
     /// Working memory of kernels outside the arena, on a CPU.
     pub working: WorkingMemory,
+    /// Of the program of a step.
+    pub tasks: u64,
     /// Per step.
     pub flops: u128,
     /// Per step: the sizes of everything reduced and gathered, summed.
@@ -32,16 +34,17 @@ pub struct Cost {
 impl Cost {
     /// The cost of something larger, each of whose numbers follows from those of something small and of something less small.
     pub fn extended(&self, smaller: &Cost, extended: impl Fn(f64, f64) -> f64) -> Cost {
-        let bytes = |of: fn(&Cost) -> u64| extended(of(smaller) as f64, of(self) as f64) as u64;
+        let number = |of: fn(&Cost) -> u64| extended(of(smaller) as f64, of(self) as f64) as u64;
         let count = |of: fn(&Cost) -> u128| extended(of(smaller) as f64, of(self) as f64) as u128;
-        let peak_bytes = bytes(|cost| cost.peak_bytes);
+        let peak_bytes = number(|cost| cost.peak_bytes);
         // Gaps come and go; their share is about the same.
         let gapped = self.arena_bytes as f64 / self.peak_bytes.max(1) as f64;
         Cost {
-            state_bytes: bytes(|cost| cost.state_bytes),
+            state_bytes: number(|cost| cost.state_bytes),
             peak_bytes,
             arena_bytes: (gapped * peak_bytes as f64) as u64,
             working: self.working,
+            tasks: number(|cost| cost.tasks),
             flops: count(|cost| cost.flops),
             exchanged_bytes: count(|cost| cost.exchanged_bytes),
         }
@@ -134,6 +137,7 @@ fn cost(mut trainer: Trainer, step: impl FnOnce(&mut Trainer) -> u128) -> Cost {
         peak_bytes: usage.peak_bytes,
         arena_bytes: usage.extent_bytes,
         working: trainer.device.working_memory(),
+        tasks: trainer.program().tasks.len() as u64,
         flops,
         exchanged_bytes: trainer.communicator().counts().bytes() - exchanged_before,
     }

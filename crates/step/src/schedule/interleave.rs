@@ -8,13 +8,10 @@ use crate::work::Work;
 
 /// Merges the lines of micro-batches in order. A line is left when it would wait for an exchange, and taken up again when others
 /// have computed meanwhile. The next micro-batch begins when the one before it has ended or, `ahead`, when all its lines have
-/// reached their backward.
-pub(super) fn interleave(micros: Vec<Vec<Vec<Task>>>, ahead: bool) -> Vec<Task> {
-    let count = micros.iter().flatten().map(Vec::len).sum();
-    let mut waiting: VecDeque<Vec<Line>> =
-        micros.into_iter().map(|lines| lines.into_iter().map(Line::of).collect()).collect();
+/// reached their backward. Lines are written when they begin: a step may have thousands of micro-batches.
+pub(super) fn interleave(micros: &mut dyn Iterator<Item = Vec<Vec<Task>>>, ahead: bool) -> Vec<Task> {
     let mut active: Vec<Vec<Line>> = Vec::new();
-    let mut merged = Merged { tasks: Vec::with_capacity(count), ..Merged::default() };
+    let mut merged = Merged::default();
     loop {
         active.retain(|lines| lines.iter().any(|line| !line.segments.is_empty()));
         let begins = match &active[..] {
@@ -23,7 +20,13 @@ pub(super) fn interleave(micros: Vec<Vec<Vec<Task>>>, ahead: bool) -> Vec<Task> 
             _ => false,
         };
         if begins {
-            active.extend(waiting.pop_front());
+            if let Some(lines) = micros.next() {
+                let count = lines.iter().map(Vec::len).sum::<usize>();
+                if merged.tasks.is_empty() {
+                    merged.tasks.reserve_exact(count * (1 + micros.size_hint().0));
+                }
+                active.push(lines.into_iter().map(Line::of).collect());
+            }
         }
         let lines = active.iter_mut().flatten().filter(|line| !line.segments.is_empty());
         match lines.min_by_key(|line| merged.rank(line)) {

@@ -230,16 +230,12 @@ impl ScheduleInput<'_> {
             let size = &self.micros[micro.index][micro.part];
             Line::new(self.chain, stage, micro, size, &keep, schedule.recompute)
         };
-        let arrange = |micros: Vec<Vec<Vec<Task>>>| {
-            if schedule.overlaps {
-                interleave(micros, self.ahead)
-            } else {
-                micros.into_iter().flatten().flatten().collect()
-            }
+        let arrange = |micros: &mut dyn Iterator<Item = Vec<Vec<Task>>>| {
+            if schedule.overlaps { interleave(micros, self.ahead) } else { micros.flatten().flatten().collect() }
         };
         let tasks = if self.chain.stages.pipeline.is_absent() {
             let whole = |micro: Micro| line(0..self.chain.units.len(), micro).training();
-            arrange((0..self.micros.len()).map(|index| parts(self.micros, index).map(whole).collect()).collect())
+            arrange(&mut (0..self.micros.len()).map(|index| parts(self.micros, index).map(whole).collect()))
         } else {
             stages::training(self.chain, self.micros, line, arrange)
         };

@@ -16,7 +16,7 @@ pub(super) fn training<'a>(
     chain: &Chain,
     micros: &[Vec<PartSize>],
     line: impl Fn(Range<usize>, Micro) -> Line<'a>,
-    arrange: impl Fn(Vec<Vec<Vec<Task>>>) -> Vec<Task>,
+    arrange: impl Fn(&mut dyn Iterator<Item = Vec<Vec<Task>>>) -> Vec<Task>,
 ) -> Vec<Task> {
     let stages = &chain.stages;
     let has_backward = |stage: &usize| {
@@ -28,20 +28,21 @@ pub(super) fn training<'a>(
     // The weight halves of backward blocks whose input halves have been written.
     let mut weights: HashMap<(usize, usize), Vec<Vec<Task>>> = HashMap::new();
     tasks(chain, &events, micros, |block| {
-        let lines = || parts(micros, block.micro).map(|micro| line(chain.stage(block.stage), micro));
+        let begun = || parts(micros, block.micro).map(|micro| line(chain.stage(block.stage), micro));
         let place = (block.stage, block.micro);
-        arrange(vec![match block.kind {
-            BlockKind::Forward => lines().map(Line::forward).collect(),
-            BlockKind::Backward => lines().map(Line::backward).collect(),
+        let lines = match block.kind {
+            BlockKind::Forward => begun().map(Line::forward).collect(),
+            BlockKind::Backward => begun().map(Line::backward).collect(),
             BlockKind::Input => {
                 let is_weight = |task: &Task| task.work == Work::BackwardWeight;
                 let halves = |line: Line| line.backward().into_iter().partition(is_weight);
-                let (of_weights, of_inputs) = lines().map(halves).unzip();
+                let (of_weights, of_inputs) = begun().map(halves).unzip();
                 weights.insert(place, of_weights);
                 of_inputs
             }
             BlockKind::Weight => weights.remove(&place).expect("the input half comes first"),
-        }])
+        };
+        arrange(&mut std::iter::once(lines))
     })
 }
 
