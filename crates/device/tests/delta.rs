@@ -26,6 +26,8 @@ enum Fading {
     Mixed,
     /// All states fade so slowly that they reach the next document if anything lets them.
     Slow,
+    /// All states fade so slowly that they count a thousand tokens later.
+    Hardly,
     /// Some tokens fade states by e^-50 and more, others leave them as they are.
     Extreme,
 }
@@ -76,6 +78,7 @@ impl Case {
         let (fade, log_rate) = match self.fading {
             Fading::Mixed => (changed(fade, &|_, x| 3.0 * x - 1.0), log_rate.iter().map(|x| 1.5 * x - 1.0).collect()),
             Fading::Slow => (fade, vec![0.05f32.ln(); value_heads]),
+            Fading::Hardly => (fade, vec![0.0005f32.ln(); value_heads]),
             Fading::Extreme => {
                 (changed(fade, &|i, x| [x, 50.0, -70.0, x, 90.0][i % 5]), log_rate.iter().map(|x| 0.1 * x).collect())
             }
@@ -291,35 +294,34 @@ fn a_document_of_many_chunks_agrees_with_the_recurrence() {
     }
 }
 
-/// Few heads over long documents: a GPU goes through stretches of them side by side.
-fn stretched(dtype: DType) -> Vec<Case> {
+/// Few heads over long documents: in bf16, a GPU goes through stretches of them side by side.
+fn stretched() -> Vec<Case> {
+    const DTYPE: DType = DType::Bf16;
     let cases = [
-        case(2, 1, [96, 192], &[1100], dtype),
-        case(1, 2, [96, 192], &[700, 333], dtype),
-        case(2, 1, [64, 64], &[1100], dtype),
-        case(1, 2, [128, 128], &[5, 700, 0, 333], dtype),
-        Case { gap: 3, ..case(1, 1, [33, 40], &[600, 70, 900], dtype) },
-        case(1, 1, [256, 72], &[600], dtype),
+        case(2, 1, [96, 192], &[1100], DTYPE),
+        case(1, 2, [96, 192], &[700, 333], DTYPE),
+        case(2, 1, [64, 64], &[1100], DTYPE),
+        case(1, 2, [128, 128], &[5, 700, 0, 333], DTYPE),
+        Case { gap: 3, ..case(1, 1, [33, 40], &[600, 70, 900], DTYPE) },
+        case(1, 1, [256, 72], &[600], DTYPE),
     ];
-    let fading = |case: Case| [Fading::Mixed, Fading::Slow].map(|fading| Case { fading, ..case.clone() });
+    let fading = |case: Case| [Fading::Mixed, Fading::Hardly].map(|fading| Case { fading, ..case.clone() });
     cases.into_iter().flat_map(fading).collect()
 }
 
 #[test]
 fn documents_in_stretches_agree_with_the_recurrence() {
-    for dtype in DTYPES {
-        stretched(dtype).iter().for_each(Case::check);
-        Case { fading: Fading::Extreme, ..case(2, 1, [64, 40], &[1100], dtype) }.check();
-    }
+    stretched().iter().for_each(Case::check);
+    Case { fading: Fading::Extreme, ..case(2, 1, [64, 40], &[1100], DType::Bf16) }.check();
 }
 
 #[test]
 fn documents_in_stretches_give_the_same_bits_each_time() {
-    for case in stretched(DType::Bf16) {
+    for case in stretched() {
         let (operands, before) = (case.operands(12), states(&case, 13));
         let results = || (case.forward(&operands, Some(&before)), case.backward(&operands, [true; 2]));
         let expected = results();
-        (0..3).for_each(|_| assert!(results() == expected, "{case:?}"));
+        (0..2).for_each(|_| assert!(results() == expected, "{case:?}"));
     }
 }
 
@@ -433,21 +435,23 @@ fn states(case: &Case, seed: u64) -> Vec<f32> {
 
 #[test]
 fn states_before_documents_count_and_those_behind_are_left() {
-    for dtype in DTYPES {
-        let dims = [(1, [8, 12]), (2, [16, 16]), (3, [33, 20]), (1, [128, 128])];
-        let short = dims.map(|(ratio, dims)| case(1, ratio, dims, &DOCUMENTS, dtype));
-        for case in short.into_iter().chain(stretched(dtype)) {
-            let (operands, before) = (case.operands(8), states(&case, 9));
-            let mut expected_states = support::wide(&before);
-            let expected = case.shape.forward(&operands.wide(), &mut expected_states);
-            let [out, after] = case.forward(&operands, Some(&before));
-            assert_close(&format!("out of {case:?}"), &out, &expected, OUT_ROUNDINGS * tolerance(dtype));
-            assert_close(&format!("states of {case:?}"), &after, &expected_states, OUT_ROUNDINGS * tolerance(dtype));
-            let size = after.len() / case.shape.lengths.len();
-            for document in (0..case.shape.lengths.len()).filter(|&document| case.shape.lengths[document] == 0) {
-                let states = document * size..(document + 1) * size;
-                assert!(after[states.clone()] == before[states], "the states of a document without tokens");
-            }
+    let short = DTYPES.into_iter().flat_map(|dtype| {
+        let of = |(ratio, dims)| case(1, ratio, dims, &DOCUMENTS, dtype);
+        [(1, [8, 12]), (2, [16, 16]), (3, [33, 20]), (1, [128, 128])].map(of)
+    });
+    for case in short.chain(stretched()) {
+        let (operands, before) = (case.operands(8), states(&case, 9));
+        let mut expected_states = support::wide(&before);
+        let expected = case.shape.forward(&operands.wide(), &mut expected_states);
+        let [out, after] = case.forward(&operands, Some(&before));
+        let allowed = OUT_ROUNDINGS * tolerance(case.dtype);
+        assert_close(&format!("out of {case:?}"), &out, &expected, allowed);
+        assert_close(&format!("states of {case:?}"), &after, &expected_states, allowed);
+        let lengths = &case.shape.lengths;
+        let size = after.len() / lengths.len();
+        for document in (0..lengths.len()).filter(|&document| lengths[document] == 0) {
+            let states = document * size..(document + 1) * size;
+            assert!(after[states.clone()] == before[states], "the states of a document without tokens");
         }
     }
 }

@@ -58,7 +58,7 @@ impl Sizes {
             segments: segments.iter().count(),
             dtype: v.view.dtype,
             has_chunks: segments.iter().any(|tokens| tokens.len() > few),
-            stretches: Stretches::new(border_rows(k.dim, v.dim), v.count, segments, few),
+            stretches: Stretches::new(v.count * border_rows(k.dim, v.dim), segments, few),
         }
     }
 
@@ -79,7 +79,7 @@ impl Sizes {
         padded_value(self.value)
     }
 
-    /// Rows of a border, as `border_rows` in kernels/delta/shared.cuh counts them.
+    /// Rows of a border, as `border_rows` in kernels/delta/tiles.cuh counts them.
     pub fn border_rows(&self) -> usize {
         border_rows(self.key, self.value)
     }

@@ -29,6 +29,7 @@ template <bool AHEAD> __device__ __forceinline__ void go_back(const Parameters &
     else
         load_state(p, way, dstate);
     each_chunk(p, way, p.dout, true, true, [&](int number, const Tiles &tiles) {
+        if (way.col >= way.columns) return;
         float dnews[TOKENS][4];
         clear(dnews);
         if (!AHEAD) keep_state(p, p.afters, way, number, dstate, shelf);
@@ -77,7 +78,7 @@ template <bool AHEAD> __device__ __forceinline__ void go_back(const Parameters &
         as_lefts(left, errors);
         add_rows(dstate, left, tiles.keys);
     });
-    if (AHEAD) leave_state(p, way, p.padded_value, dstate);
+    if (AHEAD) leave_state(p, way, dstate);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) delta_go_back(const __grid_constant__ Parameters p) {

@@ -74,7 +74,8 @@ template <bool BACK> __device__ __forceinline__ void carry(const Parameters &p) 
         }
         if (is_end) return;
         __syncthreads();
-        if (col < p.key) pass<BACK>(p, states, border + p.padded_value * WIDTH, col, sums);
+        // There is no A where the first state is zero.
+        if (col < p.key && (i > 1 || (!BACK && p.states))) pass<BACK>(p, states, border + p.padded_value * WIDTH, col, sums);
         __syncthreads();
     }
 }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void subtract(float (&read)[TOKENS][4], const Tiles &
     }
 }
 
-// The rows of Sᵀ that end as B and A of the border: no state, and behind V rows the unit matrix.
+// The rows of Sᵀ that end as Zᵀ and A of the border: no state, and behind V rows the unit matrix.
 __device__ __forceinline__ void begin_ahead(const Parameters &p, const Way &way, float (&state)[WIDTH / 8][4]) {
 #pragma unroll
     for (int i = 0; i < WIDTH / 8; i++) {
@@ -58,11 +58,12 @@ template <Purpose PURPOSE> __device__ __forceinline__ void go_through(const Para
     Way way;
     if (!find_way(p, way)) return;
     bool is_last = way.stretch + 1 == way.stretches;
-    if (PURPOSE == AHEAD && is_last) {
-        // Nothing follows; but gradients come back through the last of several.
-        bool has_rows = way.block_col + (int)blockDim.x / 2 > p.padded_value;
-        if (way.stretches == 1 || !p.dout.address || !has_rows) return;
+    if (PURPOSE == AHEAD) {
+        if (is_last) return;
+        // A is for states that are not zero.
+        if (way.stretch > 0 || p.states) way.columns = border_rows(p);
     }
+    if (way.block_col >= way.columns) return;
     int pitch = blockDim.x / 2 + 8;
     u16 *shelf = (u16 *)(memory + p.stages * tiles_bytes(IS_WHOLE)) + warp_of() * 16 * PITCH;
     float state[WIDTH / 8][4];
@@ -74,6 +75,7 @@ template <Purpose PURPOSE> __device__ __forceinline__ void go_through(const Para
     if (has_states && way.stretches == 1)
         each_number(p, way, [&](int i, int n, float *from) { state[i][n] = *from; });
     each_chunk(p, way, p.v, IS_WHOLE, false, [&](int number, const Tiles &tiles) {
+        if (way.col >= way.columns) return;
         float read[TOKENS][4], out[TOKENS][4];
         clear(read);
         clear(out);
@@ -119,7 +121,7 @@ template <Purpose PURPOSE> __device__ __forceinline__ void go_through(const Para
             for (int n = 0; n < 4; n++) state[i][n] *= whole;
         add_rows(state, left, tiles.keys);
     });
-    if (PURPOSE == AHEAD) leave_state(p, way, border_rows(p), state);
+    if (PURPOSE == AHEAD) leave_state(p, way, state);
     if (has_states && is_last) each_number(p, way, [&](int i, int n, float *to) { *to = state[i][n]; });
 }
 

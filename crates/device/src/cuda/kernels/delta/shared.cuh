@@ -35,7 +35,7 @@ struct Parameters {
     u64 numbers, squares;
     // bf16 [V, K] of whole widths: Sᵀ before the chunk, and the gradient of Sᵀ after it.
     u64 befores, afters;
-    // f32 [V + K, K] of each value head of each stretch, see `border_at`.
+    // f32 [V + K, K] for each value head of each stretch: see `border_at`.
     u64 borders;
     // bf16 [C, V] of whole widths: N, what its rounding left, and X.
     u64 news, rests, errors;
@@ -119,19 +119,6 @@ __device__ __forceinline__ float *state_at(const Parameters &p, int segment, int
 __device__ __forceinline__ int stretches_of(const Parameters &p, int segment) {
     u32 tokens = p.offsets[segment + 1] - p.offsets[segment];
     return tokens > p.few ? (int)((tokens + p.stretch - 1) / p.stretch) : 0;
-}
-
-// Rows of a border: V of a state, then K in whole parts of products.
-__device__ __forceinline__ int border_rows(const Parameters &p) { return p.padded_value + (p.key + 15) / 16 * 16; }
-
-// What a stretch does to states, for segments of several stretches, which have at most one for half as many tokens: behind it
-//
-// S'ᵀ = Sᵀ·A + Bᵀ
-//
-// With B's place first, until S takes it, and A below. Back, dSᵀ = dS'ᵀ·Aᵀ + dBᵀ with dB in the same place, until dS' takes it.
-__device__ __forceinline__ float *border_at(const Parameters &p, int segment, int stretch, int head) {
-    i64 number = 2 * (i64)p.offsets[segment] / p.stretch + stretch;
-    return (float *)p.borders + (number * p.heads + head) * border_rows(p) * WIDTH;
 }
 
 __device__ __forceinline__ float number_of_head(u64 vector, int head) { return ((const float *)vector)[head]; }

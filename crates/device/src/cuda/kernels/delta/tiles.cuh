@@ -32,6 +32,20 @@ __device__ __forceinline__ u16 *squares_of(const Parameters &p, i64 item) {
     return (u16 *)p.squares + item * (2 * CHUNK * CHUNK);
 }
 
+// Rows of a border: V of a state, then K in whole parts of products.
+__device__ __forceinline__ int border_rows(const Parameters &p) { return p.padded_value + (p.key + 15) / 16 * 16; }
+
+// What a stretch does to states: with Sᵀ before it and S'ᵀ behind it,
+//
+// S'ᵀ = Sᵀ·A + Zᵀ; dSᵀ = dS'ᵀ·Aᵀ + dZᵀ
+//
+// Zᵀ lies first and A behind it. Sᵀ takes the place of Zᵀ, then dZᵀ that of Sᵀ, and dS'ᵀ that of dZᵀ. Segments of several stretches
+// have no more of them than two for each whole stretch.
+__device__ __forceinline__ float *border_at(const Parameters &p, int segment, int stretch, int head) {
+    i64 number = 2 * (i64)p.offsets[segment] / p.stretch + stretch;
+    return (float *)p.borders + (number * p.heads + head) * border_rows(p) * WIDTH;
+}
+
 __device__ __forceinline__ int lane_of() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp_of() { return threadIdx.x / 32; }
 

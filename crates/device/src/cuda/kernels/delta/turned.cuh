@@ -45,8 +45,8 @@ struct Way {
     int segment, stretch, stretches;
     // The item of the first chunk in working memory.
     i64 item;
-    // The first column of the block, and that of the warp.
-    int block_col, col;
+    // The first column of the block, that of the warp, and the columns that there are.
+    int block_col, col, columns;
 };
 
 __device__ __forceinline__ bool find_way(const Parameters &p, Way &way) {
@@ -63,6 +63,7 @@ __device__ __forceinline__ bool find_way(const Parameters &p, Way &way) {
     way.item = (first_slot(p, way.segment) + way.stretch * (p.stretch / CHUNK)) * p.heads + way.head;
     way.block_col = blockIdx.z * (blockDim.x / 2);
     way.col = way.block_col + warp_of() * 16;
+    way.columns = p.padded_value;
     return true;
 }
 
@@ -177,12 +178,10 @@ __device__ __forceinline__ void store_tokens(const Parameters &p, const Heads &h
 // The same in working memory, [C, V] for each item.
 __device__ __forceinline__ void keep_tokens(const Parameters &p, u64 items, const Way &way, int number, const u16 *tile, int pitch) {
     int half = lane_of() % 2 * 8;
-    if (way.col < p.padded_value) {
-        u16 *to = (u16 *)items + (way.item + (i64)number * p.heads) * CHUNK * p.padded_value + way.col + half;
+    u16 *to = (u16 *)items + (way.item + (i64)number * p.heads) * CHUNK * p.padded_value + way.col + half;
 #pragma unroll
-        for (int row = lane_of() / 2; row < CHUNK; row += 16)
-            *(uint4 *)(to + (i64)row * p.padded_value) = *(const uint4 *)(tile + row * pitch + warp_of() * 16 + half);
-    }
+    for (int row = lane_of() / 2; row < CHUNK; row += 16)
+        *(uint4 *)(to + (i64)row * p.padded_value) = *(const uint4 *)(tile + row * pitch + warp_of() * 16 + half);
     __syncwarp();
 }
 
@@ -190,7 +189,6 @@ __device__ __forceinline__ void keep_tokens(const Parameters &p, u64 items, cons
 // memory.
 __device__ __forceinline__ void keep_state(const Parameters &p, u64 items, const Way &way, int number,
                                            const float (&state)[WIDTH / 8][4], u16 *shelf) {
-    if (way.col >= p.padded_value) return;
     u16 *to = shelf + lane_of() / 4 * PITCH + lane_of() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < WIDTH / 8; i++) {
@@ -216,7 +214,7 @@ __device__ __forceinline__ float *border_of(const Parameters &p, const Way &way)
 // A segment of one stretch begins with no state, others with what `carry` has left.
 __device__ __forceinline__ void load_state(const Parameters &p, const Way &way, float (&state)[WIDTH / 8][4]) {
     clear(state);
-    if (way.stretches == 1 || way.col >= p.padded_value) return;
+    if (way.stretches == 1 || way.col >= way.columns) return;
     const float *from = border_of(p, way);
 #pragma unroll
     for (int i = 0; i < WIDTH / 8; i++) {
@@ -229,9 +227,9 @@ __device__ __forceinline__ void load_state(const Parameters &p, const Way &way, 
     }
 }
 
-// Leaves what `carry` takes, up to a row.
-__device__ __forceinline__ void leave_state(const Parameters &p, const Way &way, int rows, const float (&state)[WIDTH / 8][4]) {
-    if (way.col >= rows) return;
+// Leaves what `carry` takes.
+__device__ __forceinline__ void leave_state(const Parameters &p, const Way &way, const float (&state)[WIDTH / 8][4]) {
+    if (way.col >= way.columns) return;
     float *to = border_of(p, way);
 #pragma unroll
     for (int i = 0; i < WIDTH / 8; i++) {
