@@ -136,18 +136,20 @@ impl Turns {
         let most = stream.context().properties().shared_bytes as usize;
         let multiprocessors = stream.multiprocessors() as usize;
         let blocks = |columns: usize| heads * self.columns.div_ceil(columns);
-        // Of a multiprocessor.
-        let at_once = |columns: usize| blocks(columns).div_ceil(multiprocessors).min(MOST_COLUMNS / columns);
-        let fits = |columns: usize, stages: usize| at_once(columns) * self.bytes(columns, stages) <= most;
+        let fits = |columns: usize| self.bytes(columns, 1) <= most;
+        let at_once = |columns: usize| {
+            let of_each = blocks(columns).div_ceil(multiprocessors);
+            of_each.min(MOST_COLUMNS / columns).min(most / self.bytes(columns, 1)).max(1)
+        };
         let rounds = |columns: usize| blocks(columns).div_ceil(multiprocessors * at_once(columns));
-        let saves_rounds = |columns: usize| fits(columns / 2, 1) && rounds(columns / 2) < rounds(columns);
+        let is_too_wide = |columns: usize| {
+            !fits(columns) || 2 * blocks(columns) <= multiprocessors || rounds(columns / 2) < rounds(columns)
+        };
         let mut columns = self.columns.next_power_of_two().clamp(WARP_COLUMNS, MOST_COLUMNS);
-        while columns > WARP_COLUMNS
-            && (!fits(columns, 1) || 2 * blocks(columns) <= multiprocessors || saves_rounds(columns))
-        {
+        while columns > WARP_COLUMNS && is_too_wide(columns) {
             columns /= 2;
         }
-        (columns, if fits(columns, 2) { 2 } else { 1 })
+        (columns, if at_once(columns) * self.bytes(columns, 2) <= most { 2 } else { 1 })
     }
 
     fn launch(&self, parameters: &mut Parameters, segments: &Segments, stream: &mut Stream) {
