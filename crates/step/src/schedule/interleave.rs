@@ -19,14 +19,12 @@ pub(super) fn interleave(micros: &mut dyn Iterator<Item = Vec<Vec<Task>>>, ahead
             [only] => ahead && only.iter().all(|line| line.is_in_backward),
             _ => false,
         };
-        if begins {
-            if let Some(lines) = micros.next() {
-                let count = lines.iter().map(Vec::len).sum::<usize>();
-                if merged.tasks.is_empty() {
-                    merged.tasks.reserve_exact(count * (1 + micros.size_hint().0));
-                }
-                active.push(lines.into_iter().map(Line::of).collect());
+        if begins && let Some(lines) = micros.next() {
+            let count = lines.iter().map(Vec::len).sum::<usize>();
+            if merged.tasks.is_empty() {
+                merged.tasks.reserve_exact(count * (1 + micros.size_hint().0));
             }
+            active.push(lines.into_iter().map(Line::of).collect());
         }
         let lines = active.iter_mut().flatten().filter(|line| !line.segments.is_empty());
         match lines.min_by_key(|line| merged.rank(line)) {
