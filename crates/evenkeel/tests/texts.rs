@@ -172,6 +172,43 @@ fn a_network_without_labels_gets_a_head_and_says_so_also_beside_an_adapter() {
 }
 
 #[test]
+fn a_head_begins_anew_for_other_labels_where_the_user_says_so_and_their_names_are_kept() {
+    let place = place();
+    let six = "data.labels=[\"a\", \"b\", \"c\", \"d\", \"e\", \"f\"]";
+    place.refused(
+        &["train", "tiny.toml", "--set", six],
+        &["has 5 labels, and 6 are asked for", "model.new_head = true"],
+    );
+    let anew = ["train", "tiny.toml", "--set", six, "--set", "model.new_head=true"];
+    let label = |model: &str| -> serde_json::Value {
+        let config = fs::read_to_string(place.path(model).join("config.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&config).unwrap()["id2label"]["5"].clone()
+    };
+    let lora = set(&["adapter.kind=lora", "adapter.rank=2", "output.folder=lora"]);
+    for (run, more) in [("run", &[][..]), ("lora", &lora)] {
+        let output = place.run(&[&anew[..], more].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let said = "warning: `classifier` begins anew with random numbers, for 6 labels";
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+        place.stdout(&["eval", run]);
+    }
+    assert_eq!(label("run/model"), "f");
+    place.stdout(&["export", "lora/model", "--merge", "--output", "merged"]);
+    assert_eq!(label("merged"), "f");
+    // The folder's five labels have names of their own; the adapter's are kept.
+    let other = "data.labels=[\"a\", \"b\", \"c\", \"d\", \"e\"]";
+    let renamed = [&["train", "tiny.toml", "--set", other], &lora[..4], &["--set", "output.folder=same"]].concat();
+    place.stdout(&renamed);
+    place.stdout(&["export", "same/model", "--merge", "--output", "same-merged"]);
+    let config = fs::read_to_string(place.path("same-merged/config.json")).unwrap();
+    assert!(config.contains("\"e\": 4"), "{config}");
+    place.refused(
+        &["train", "tiny.toml", "--set", "adapter.path=lora/model", "--set", "model.new_head=true"],
+        &["the adapter was trained with its own head"],
+    );
+}
+
+#[test]
 fn models_data_and_labels_that_do_not_go_together_are_refused() {
     let place = place();
     let sizes = "hidden = 32\nlayers = 1\nheads = 2\nffn = 48";

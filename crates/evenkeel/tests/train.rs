@@ -143,6 +143,35 @@ fn a_classifier_is_saved_with_the_names_of_its_classes_and_what_its_pictures_go_
 }
 
 #[test]
+fn a_classifier_of_pictures_begins_its_head_anew_for_more_classes() {
+    let place = Place::new(TINY);
+    pictures(&place, &["dog", "cat", "owl"]);
+    place.stdout(&["train", "vit.toml", "--steps", "1"]);
+    for (label, class) in ["ant", "bee"].iter().enumerate() {
+        (0..6).for_each(|n| write_png(&place.path(&format!("pictures/{class}/{n}.png")), 20 * label as u8 + n));
+    }
+    let text = fs::read_to_string(place.path("vit.toml")).unwrap();
+    fs::write(place.path("more.toml"), text.replace("config = \"vit.json\"", "path = \"run/model\"")).unwrap();
+    let train = ["train", "more.toml", "--steps", "2", "--set", "output.folder=more"];
+    place.refused(&train, &["the data have 5 classes, the model has 4 labels", "model.new_head = true"]);
+    let anew = [&train[..], &["--set", "model.new_head=true"]].concat();
+    let names = |model: &str| -> serde_json::Value {
+        let config = fs::read_to_string(place.path(model).join("config.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&config).unwrap()["id2label"].clone()
+    };
+    let expected = serde_json::json!({"0": "ant", "1": "bee", "2": "cat", "3": "dog", "4": "owl"});
+    let output = place.run(&anew);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`classifier` begins anew with random numbers, for 5 labels"));
+    assert_eq!(names("more/model"), expected);
+    let lora = ["--set", "adapter.kind=lora", "--set", "adapter.rank=2", "--set", "output.folder=lora"];
+    place.stdout(&[&anew[..], &lora].concat());
+    place.stdout(&["eval", "lora"]);
+    place.stdout(&["export", "lora/model", "--merge", "--output", "merged"]);
+    assert_eq!(names("merged"), expected);
+}
+
+#[test]
 fn a_run_is_continued_with_its_own_data_only() {
     let place = Place::new(TINY);
     let jsonl = "source = \"jsonl\"\npaths = [\"a.jsonl\"]\nshuffle = false";

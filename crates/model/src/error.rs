@@ -169,7 +169,9 @@ impl Error {
             }
             Error::SplitsWhole { .. } => Some("set parallel.sequence_parallel = false, or cut everything".into()),
             Error::WholeHanded { .. } => Some("use a smaller tp, and a plan that cuts attention".into()),
-            Error::OtherLabels { .. } => Some("name as many labels in data.labels as it has, or none".into()),
+            Error::OtherLabels { .. } => Some(
+                "name as many labels in data.labels as it has, or none; with model.new_head = true its head begins anew".into(),
+            ),
             Error::PoolerAdapter { .. } => {
                 Some("leave it out of the adapter's targets; among modules_to_save it is trained whole".into())
             }

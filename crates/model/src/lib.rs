@@ -31,7 +31,7 @@ mod sharding;
 
 pub use adapter::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterConfig, AdapterFolder, AdapterInit, AdapterScaling, AdapterValues,
-    Adapters, ExpertFactor, Merger, PEFT_PREFIX, Targets,
+    Adapters, ExpertFactor, LABEL_NAMES, Merger, PEFT_PREFIX, Targets,
 };
 pub use chain::balance::{ExpertLoad, ReadTallies, Tallies};
 pub use chain::batch::{Batch, Images};

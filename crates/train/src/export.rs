@@ -3,20 +3,24 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use evenkeel_model::{ADAPTER_WEIGHTS, ParamId, ParamSpec};
+use evenkeel_model::{ADAPTER_WEIGHTS, LABEL_NAMES, ParamId, ParamSpec};
 use evenkeel_store::{FileDtype, NewFolder, RawTensor, SHARD_BYTES, TensorEntry, save_model, save_tensors};
 
 use crate::Error;
 use crate::checkpoint::write_pieces;
 
-/// Writes what an adapter's training changed, rounded to `dtype`, as one file. `names` are those of the file.
+/// Writes what an adapter's training changed, rounded to `dtype`, as one file. `names` are those of the file, `labels` the table of
+/// a classifier's labels.
 pub fn save_adapter(
     folder: &NewFolder,
     names: &[(String, ParamId)],
     specs: &[ParamSpec],
     dtype: FileDtype,
+    labels: Option<String>,
     read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, Error>,
 ) -> Result<(), Error> {
+    let mut metadata = of_pytorch();
+    metadata.extend(labels.map(|labels| (LABEL_NAMES.to_owned(), labels)));
     let entry = |(name, id): &(String, ParamId)| TensorEntry {
         name: name.clone(),
         dtype,
@@ -24,7 +28,7 @@ pub fn save_adapter(
     };
     let entries: Vec<TensorEntry> = names.iter().map(entry).collect();
     let places: BTreeMap<&str, ParamId> = names.iter().map(|(name, id)| (name.as_str(), *id)).collect();
-    save_tensors(folder, ADAPTER_WEIGHTS, &entries, &of_pytorch(), |name, put| {
+    save_tensors(folder, ADAPTER_WEIGHTS, &entries, &metadata, |name, put| {
         let id = places[name];
         let rows = 0..specs[id.0].whole[0];
         if specs[id.0].expert_factor.is_some() {

@@ -91,6 +91,10 @@ fn check_model(raw: &mut RawConfig, settings: &mut Settings) -> Option<ModelSour
         return None;
     }
     let file = model.path.as_ref().map(|_| "model.path").or(model.config.as_ref().map(|_| "model.config"));
+    if model.new_head && model.path.is_none() {
+        let what = "`model.new_head` is set, but no model.path: a new model begins with random numbers".to_owned();
+        raw.note_contradiction(&["model.new_head"], what, Some("leave it out"));
+    }
     if let (Some(file), Some(&first)) = (file, sizes.first()) {
         let what = format!("{} set, but `{file}` has a model's sizes already", list(&sizes));
         raw.note_contradiction(&[first, file], what, None);

@@ -62,6 +62,7 @@ const KEYS: &[(&str, &str)] = &[
     ("exclude_modules", "adapter.exclude"),
     ("layers_to_transform", "adapter.layers"),
     ("init_lora_weights", "adapter.init"),
+    ("ignore_mismatched_sizes", "model.new_head"),
     ("additional_target", "adapter.modules_to_save"),
     ("ensure_weight_tying", "adapter.keep_tie"),
     ("adapter_name_or_path", "adapter.path"),

@@ -416,7 +416,7 @@ fn as_number(value: &Value) -> Option<f64> {
 
 /// Whether a key says which model it is.
 fn describes_a_model(key: &str) -> bool {
-    const OF_ANY_MODEL: [&str; 2] = ["model.seed", "model.ignore_keys"];
+    const OF_ANY_MODEL: [&str; 3] = ["model.seed", "model.ignore_keys", "model.new_head"];
     key.starts_with("model.") && !OF_ANY_MODEL.contains(&key)
 }
 

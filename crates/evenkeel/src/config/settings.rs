@@ -81,6 +81,8 @@ settings! {
         seed: u64 = 0, from(0);
         /// Keys of config.json to ignore although Evenkeel does not understand them. The model is trained and saved without them.
         ignore_keys: Vec<String> = Vec::new();
+        /// Whether the head of model.path, a classifier, begins anew with random numbers: for data with other labels.
+        new_head: bool = false;
     }
 
     /// Adapters: small matrices beside frozen layers, trained instead of the model and saved as PEFT does.

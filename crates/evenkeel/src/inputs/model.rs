@@ -70,7 +70,13 @@ impl ModelInput {
         input.check_packed(&config.settings)?;
         input.check_stages(&config.settings)?;
         input.check_parts(&config.settings)?;
-        let names: Vec<String> = input.new_modules().iter().map(|module| format!("`{module}`")).collect();
+        let head = input.model.config.family.names.head;
+        let is_asked = config.settings.model.new_head;
+        if is_asked {
+            warn(&format!("`{head}` begins anew with random numbers, for {} labels", input.model.config.classes));
+        }
+        let missing = input.new_modules().into_iter().filter(|module| !(is_asked && *module == head));
+        let names: Vec<String> = missing.map(|module| format!("`{module}`")).collect();
         if !names.is_empty() {
             let names = names.join(" and ");
             warn(&format!("the model's folder has no {names}: training begins with random numbers there"));
@@ -196,6 +202,7 @@ impl ModelInput {
         let ignored = &config.settings.model.ignore_keys;
         let adapter = &config.settings.adapter;
         let labels = &config.settings.data.labels;
+        let classes = classes(&config.settings)?;
         let without_ignored = |json: &Value| match config.evaluates_folder {
             true => Ok(without_keys_if_there(json, ignored)),
             false => without_keys(json, ignored, "model.ignore_keys"),
@@ -209,9 +216,11 @@ impl ModelInput {
         let ((model, json), folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = ModelFolder::open(path, adapter.path.as_deref())?;
-                refuse_other_order(folder.base.config(), labels)?;
-                let json = with_labels(without_ignored(folder.base.config())?, labels);
-                (folder.model_as(json, adapter.packs())?, Some(folder))
+                refuse_other_order(&folder.config(), labels)?;
+                let has_new_head = config.settings.model.new_head && !config.evaluates_folder;
+                let labels = if has_new_head && labels.is_empty() { &classes } else { labels };
+                let json = with_labels(without_ignored(&folder.config())?, labels);
+                (folder.model_as(json, adapter.packs(), has_new_head)?, Some(folder))
             }
             ModelSource::Config(path) => (described(with_labels(read_config(path)?, labels), Some(path))?, None),
             ModelSource::Sizes(sizes) => {
@@ -236,7 +245,7 @@ impl ModelInput {
         if let Some(positions) = model.config.input.most_positions() {
             check_positions(config.settings.data.sequence, positions)?;
         }
-        let classes = classes(&config.settings)?;
+        check_classes(&model, &classes)?;
         Ok(ModelInput { model, json, folder, classes, is_trained_here: true })
     }
 
@@ -311,7 +320,14 @@ impl ModelInput {
             }
             Some(adapters) => {
                 new.write_json(ADAPTER_CONFIG, &self.peft_config(adapters))?;
-                save_adapter(&new, &self.adapter_names(specs), specs, file_dtype(dtype), read_rows)?;
+                save_adapter(
+                    &new,
+                    &self.adapter_names(specs),
+                    specs,
+                    file_dtype(dtype),
+                    self.label_table(),
+                    read_rows,
+                )?;
             }
         }
         Ok(new.commit(replace)?)
@@ -364,6 +380,13 @@ impl ModelInput {
         let head = embedding.filter(|_| *tied).map(ParamId);
         names.extend(head.map(|id| (format!("{PEFT_PREFIX}{}.weight", family.names.head), id)));
         names
+    }
+
+    /// `id2label` of a classifier, in JSON.
+    fn label_table(&self) -> Option<String> {
+        let Config { classes, ref label_names, .. } = self.model.config;
+        let names = if self.classes.is_empty() { label_names } else { &self.classes };
+        (!names.is_empty()).then(|| label_tables(names, classes).0.to_string())
     }
 
     fn peft_config(&self, adapters: &Adapters) -> Value {
@@ -442,6 +465,17 @@ fn classes(settings: &Settings) -> Result<Vec<String>, evenkeel_store::Error> {
     Source::classes_of(&format, &settings.data.paths)
 }
 
+/// Refuses pictures of more classes than the model has labels.
+fn check_classes(model: &Model, classes: &[String]) -> Result<(), Mistake> {
+    if classes.len() <= model.config.classes {
+        return Ok(());
+    }
+    Err(Mistake {
+        what: format!("the data have {} classes, the model has {} labels", classes.len(), model.config.classes),
+        hint: Some("set model.new_head = true to begin its head anew".to_owned()),
+    })
+}
+
 /// Refuses names of labels that the model has in another order.
 fn refuse_other_order(json: &Value, labels: &[String]) -> Result<(), Mistake> {
     let Some(table) = json.get("id2label").and_then(Value::as_object) else { return Ok(()) };
@@ -457,7 +491,7 @@ fn refuse_other_order(json: &Value, labels: &[String]) -> Result<(), Mistake> {
 }
 
 /// config.json with these names of labels, if there are some.
-fn with_labels(mut json: Value, labels: &[String]) -> Value {
+pub fn with_labels(mut json: Value, labels: &[String]) -> Value {
     if let (Some(object), false) = (json.as_object_mut(), labels.is_empty()) {
         let (by_label, by_name) = label_tables(labels, labels.len());
         object.extend([("id2label".to_owned(), by_label), ("label2id".to_owned(), by_name)]);
@@ -466,17 +500,18 @@ fn with_labels(mut json: Value, labels: &[String]) -> Value {
     json
 }
 
-/// The model of a folder with new adapters. Those of a classifier of texts train its head whole, as PEFT does, and what else begins
-/// with random numbers.
+/// The model of a folder with new adapters. Those of a classifier train what begins with random numbers whole, and of texts the head
+/// in any case, as PEFT does.
 pub fn newly_adapted(
     model: &Model,
     mut adapter: AdapterConfig,
     folder: Option<&ModelFolder>,
 ) -> Result<Model, evenkeel_model::Error> {
-    if matches!(model.config.input, Input::Texts { .. }) {
+    if model.config.input.is_classified() {
         let begun = folder.map_or_else(Vec::new, |folder| model.new_modules(&folder.base));
+        let of_texts = Some("classifier").filter(|_| model.config.input.is_text());
         let trained = &mut adapter.trained_modules;
-        for module in ["classifier"].iter().chain(&begun) {
+        for module in of_texts.iter().chain(&begun) {
             if !trained.iter().any(|other| module.starts_with(other.as_str())) {
                 trained.push((*module).to_owned());
             }

@@ -7,6 +7,7 @@ use evenkeel_model::{ADAPTER_CONFIG, AdapterFolder, AdapterValues, Model, Parame
 use evenkeel_store::{Folder, exists, nearest, shortened};
 use serde_json::Value;
 
+use super::model::with_labels;
 use super::run_folder::RUN_MODEL;
 use crate::{Failure, Mistake, Mistakes, hub};
 
@@ -43,11 +44,17 @@ impl ModelFolder {
     /// The model, its adapter included, once the folder's tensors are known to fit; and config.json without the ignored keys.
     /// `option` is where the user named those. `packs` says whether to hold its linear layers in 4 bits; a quantised folder's are.
     pub fn model(&self, ignored: &[String], option: &str, packs: bool) -> Result<(Model, Value), Failure> {
-        self.model_as(without_keys(self.base.config(), ignored, option)?, packs)
+        self.model_as(without_keys(&self.config(), ignored, option)?, packs, false)
     }
 
-    /// The same with this config.json.
-    pub fn model_as(&self, mut json: Value, packs: bool) -> Result<(Model, Value), Failure> {
+    /// config.json of the base, with the labels of the adapter.
+    pub fn config(&self) -> Value {
+        let labels = self.adapter.as_ref().map_or_else(Vec::new, AdapterFolder::label_names);
+        with_labels(self.base.config().clone(), &labels)
+    }
+
+    /// The same with this config.json. A classifier's head may begin anew.
+    pub fn model_as(&self, mut json: Value, packs: bool, has_new_head: bool) -> Result<(Model, Value), Failure> {
         let mut model = self.base_model(&json, packs)?;
         let labels = self.adapter.as_ref().and_then(|adapter| model.labels_in(adapter));
         if let Some(labels) = labels.filter(|&labels| labels != model.config.classes) {
@@ -55,9 +62,26 @@ impl ModelFolder {
             json = with_number_of_labels(json, labels);
             model = self.base_model(&json, packs)?;
         }
+        if has_new_head {
+            self.check_new_head(&model)?;
+        }
+        if has_new_head || labels.is_some() {
+            model = model.with_new_head();
+        }
         model.check(&self.base)?;
         let Some(adapter) = &self.adapter else { return Ok((model, json)) };
         Ok((model.with_adapter(adapter)?, json))
+    }
+
+    fn check_new_head(&self, model: &Model) -> Result<(), Mistake> {
+        let what = if !model.config.input.is_classified() {
+            "`model.new_head` is set, but the model is no classifier"
+        } else if self.adapter.is_some() {
+            "`model.new_head` is set, but the adapter was trained with its own head"
+        } else {
+            return Ok(());
+        };
+        Err(Mistake { what: what.to_owned(), hint: Some("leave it out".to_owned()) })
     }
 
     /// The model without its adapter, as this config.json describes it.

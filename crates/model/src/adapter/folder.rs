@@ -16,6 +16,8 @@ use crate::parameters::{ParamId, ParamSpec};
 
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// The key of that file's metadata that has the names of labels, as config.json has them. PEFT's configuration has no place for them.
+pub const LABEL_NAMES: &str = "id2label";
 const CONFIG_BYTES: u64 = 16 << 20;
 
 /// An adapter that was saved.
@@ -56,6 +58,16 @@ impl AdapterFolder {
     /// The rows of this module, if it was trained whole.
     pub fn rows_of(&self, module: &str) -> Option<usize> {
         self.weights.tensor(&format!("{PEFT_PREFIX}{module}.weight"))?.shape().first().copied()
+    }
+
+    /// The names of the labels of a classifier's adapter, if it was saved with some.
+    pub fn label_names(&self) -> Vec<String> {
+        let names = || {
+            let table: Value = serde_json::from_str(self.weights.metadata().get(LABEL_NAMES)?).ok()?;
+            let name = |label: usize| Some(table.get(label.to_string())?.as_str()?.to_owned());
+            (0..table.as_object()?.len()).map(name).collect::<Option<Vec<String>>>()
+        };
+        names().unwrap_or_default()
     }
 
     /// The number of the last layer that has an adapter.

@@ -18,7 +18,7 @@ use regex::Regex;
 use crate::error::Error;
 use crate::parameters::ParamSpec;
 pub use experts::ExpertFactor;
-pub use folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFolder, AdapterValues};
+pub use folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFolder, AdapterValues, LABEL_NAMES};
 pub use merge::Merger;
 pub use peft::PEFT_PREFIX;
 use targets::Matcher;

@@ -167,15 +167,20 @@ impl Model {
         Ends { embedding: module(embed), head: module(head), is_tied: self.config.tied }
     }
 
+    /// The same classifier without the folder's head.
+    pub fn with_new_head(mut self) -> Model {
+        self.config.has_new_head = true;
+        self
+    }
+
     /// The layer before a classifier's head. It has no adapters.
     pub(crate) fn pooler(&self) -> Option<&'static str> {
         self.config.family.classifier.as_ref().map(|classifier| classifier.pooler)
     }
 
-    /// The rows of the head of texts in a saved adapter, if this is a classifier of texts and the adapter has one.
+    /// The rows of the head in a saved adapter, if this is a classifier and the adapter has one.
     pub fn labels_in(&self, adapter: &AdapterFolder) -> Option<usize> {
-        self.pooler()?;
-        adapter.rows_of(self.config.family.names.head)
+        adapter.rows_of(self.config.family.names.head).filter(|_| self.config.input.is_classified())
     }
 
     /// The names of the linear layers that can be adapted, in order.

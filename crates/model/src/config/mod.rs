@@ -92,6 +92,8 @@ pub struct Config {
     pub tied: bool,
     /// Whether a head that is not tied begins as a copy of the embedding, since the folder has none.
     pub head_begins_as_embedding: bool,
+    /// Whether a classifier's head begins with random numbers, or an adapter has it, whatever the folder has.
+    pub has_new_head: bool,
     /// Whether the folder names its tensors as older versions did.
     pub has_older_names: bool,
     pub embed_scale: f32,
@@ -362,6 +364,7 @@ impl Config {
             packing: (quantization == Some(Quantization::Nf4)).then(Arc::default),
             quantization,
             head_begins_as_embedding: false,
+            has_new_head: false,
             has_older_names: false,
         })
     }

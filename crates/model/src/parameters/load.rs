@@ -146,18 +146,19 @@ impl Model {
         names.find_map(|name| present.get(name).copied())
     }
 
-    /// The modules that the folder has nothing of and that begin with random numbers: the head of texts, and the layer before it,
-    /// where the folder has a network that knows no labels.
+    /// The modules that begin with random numbers: a head that is to begin anew, and what the folder has nothing of, the head of texts
+    /// and the layer before it, where it has a network that knows no labels.
     pub fn new_modules(&self, folder: &Folder) -> Vec<&'static str> {
         let Family { names, classifier, .. } = self.config.family;
         let present: BTreeSet<&str> = folder.names().collect();
         let pooler = classifier.as_ref().map(|classifier| classifier.pooler);
-        let modules = pooler.into_iter().flat_map(|pooler| [pooler, names.head]);
+        let is_anew = |module: &&str| self.config.has_new_head && *module == names.head;
+        let head = Some(names.head).filter(|head| pooler.is_some() || is_anew(head));
         let parameters = ["weight", "bias"];
         let is_new = |module: &&str| {
             parameters.iter().all(|parameter| self.find(&present, &format!("{module}.{parameter}")).is_none())
         };
-        modules.filter(is_new).collect()
+        pooler.into_iter().chain(head).filter(|module| is_anew(module) || is_new(module)).collect()
     }
 
     pub(crate) fn wrong_shape(&self, name: String, file: &Path, found: &[usize], expected: Vec<usize>) -> Error {
@@ -356,6 +357,8 @@ impl Model {
         is_buffer(name)
             || self.config.family.classifier.as_ref().is_some_and(|it| it.others.iter().any(is_other_head))
             || (self.config.tied && self.is_head(name))
+            || (self.config.has_new_head
+                && name.rsplit_once('.').is_some_and(|(module, _)| module == self.config.family.names.head))
             || self.carries(name)
     }
 
