@@ -65,6 +65,15 @@ pub(crate) fn worked_width(widths: &Widths, class: Class, gammas: &[f64], rank: 
     if class.is_prunable() { width * (1.0 - gammas[rank]) } else { width }
 }
 
+/// How a rank works on a class besides the width that is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Manner {
+    /// Whether its work differs from its home.
+    pub migrates: bool,
+    /// The width that it prunes some of; 0 if it prunes nothing.
+    pub pruned_of: f64,
+}
+
 /// One rank's step. Compute times exclude waits for other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
@@ -80,6 +89,9 @@ pub struct Observation {
     pub migrated_bytes: u64,
     /// Seconds of the comm queue for them.
     pub migration_s: f64,
+    /// Those of them in which the compute queue had nothing to do.
+    #[serde(default)]
+    pub exposed_s: f64,
 }
 
 impl Observation {
@@ -102,6 +114,7 @@ impl Observation {
             gamma: self.gamma.min(other.gamma),
             migrated_bytes: self.migrated_bytes.max(other.migrated_bytes),
             migration_s: self.migration_s.max(other.migration_s),
+            exposed_s: self.exposed_s.max(other.exposed_s),
         }
     }
 }

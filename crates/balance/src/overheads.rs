@@ -4,7 +4,7 @@
 
 use evenkeel_widths::Widths;
 
-use crate::observation::{ByClass, Class, even_width};
+use crate::observation::{ByClass, Class, Manner, even_width};
 use crate::tuning::Tuning;
 use crate::watch::{Sample, is_measured};
 
@@ -15,12 +15,15 @@ pub(crate) struct Overheads {
     pub bases: ByClass<f64>,
     /// A rank whose work differs from its home has this one, too.
     pub migrating: ByClass<f64>,
+    /// A rank that prunes has this one for each unit of the width that it prunes some of: selecting and scattering columns.
+    pub pruning: ByClass<f64>,
 }
 
 impl Overheads {
     /// The width that takes as long as everything that a rank does of a class.
-    pub fn worked(&self, class: usize, width: f64, migrates: bool) -> f64 {
-        self.bases[class] + width + if migrates { self.migrating[class] } else { 0.0 }
+    pub fn worked(&self, class: usize, width: f64, manner: Manner) -> f64 {
+        let migrating = if manner.migrates { self.migrating[class] } else { 0.0 };
+        self.bases[class] + width + migrating + self.pruning[class] * manner.pruned_of
     }
 
     /// Corrects the estimates by the typical step of two layouts. `errors` are the relative standard errors by class.
@@ -35,6 +38,7 @@ impl Overheads {
         };
         self.learn_bases(&comparison);
         self.learn_migrating(&comparison);
+        self.learn_pruning(&comparison);
     }
 
     fn learn_bases(&mut self, comparison: &Comparison<'_>) {
@@ -78,6 +82,17 @@ impl Overheads {
         }
     }
 
+    fn learn_pruning(&mut self, comparison: &Comparison<'_>) {
+        let slower = self.slower(&comparison.pairs);
+        for (class, pairs) in comparison.pairs.iter().enumerate() {
+            let (base, pruning) = (self.bases[class], &mut self.pruning[class]);
+            if let Some((found, count)) = mean(pairs.iter().filter_map(|pair| pair.pruning(base, slower))) {
+                let correction = comparison.shrinkage(class, comparison.evens[class] / (count as f64).sqrt());
+                *pruning = (*pruning + correction * (found - *pruning)).clamp(0.0, 1.0);
+            }
+        }
+    }
+
     /// Time of the second layout over that of the first, for work that no rank migrates.
     fn slower(&self, pairs: &ByClass<Vec<Pair>>) -> f64 {
         let mut found_s = 0.0;
@@ -114,7 +129,7 @@ impl Comparison<'_> {
 struct Pair {
     seconds: [f64; 2],
     worked: [f64; 2],
-    migrates: [bool; 2],
+    manners: [Manner; 2],
 }
 
 impl Pair {
@@ -123,13 +138,14 @@ impl Pair {
         let pair = Pair {
             seconds: layouts.map(|sample| sample.seconds[class][rank]),
             worked: layouts.map(|sample| sample.worked[class][rank]),
-            migrates: layouts.map(|sample| sample.migrates[class][rank]),
+            manners: layouts.map(|sample| sample.manners[class][rank]),
         };
         (0..2).all(|layout| is_measured(pair.seconds[layout], pair.worked[layout], tuning)).then_some(pair)
     }
 
+    /// Whether the rank works on what it keeps, and on all of it.
     fn is_at_home(&self) -> bool {
-        self.migrates == [false; 2]
+        self.manners == [Manner::default(); 2]
     }
 
     /// The base, and its error in units of the relative error of the seconds; `None` if the widths are too alike.
@@ -142,15 +158,30 @@ impl Pair {
         (self.is_at_home() && is_telling).then(found)
     }
 
-    /// The overhead of migrating, if the rank migrates in one layout only. All ranks take `slower` times as long in the second.
+    /// The overhead of migrating, if the rank migrates in one layout only and prunes in none.
     fn migrating(&self, base: f64, slower: f64) -> Option<f64> {
+        let prunes = self.manners.iter().any(|manner| manner.pruned_of > 0.0);
+        if prunes { None } else { self.extra(self.manners.map(|manner| manner.migrates), base, slower) }
+    }
+
+    /// The overhead of pruning for each unit of width, if the rank prunes in one layout only and migrates in none.
+    fn pruning(&self, base: f64, slower: f64) -> Option<f64> {
+        let pruned_of = self.manners.iter().map(|manner| manner.pruned_of).fold(0.0, f64::max);
+        let migrates = self.manners.iter().any(|manner| manner.migrates);
+        let extra = || self.extra(self.manners.map(|manner| manner.pruned_of > 0.0), base, slower);
+        if migrates { None } else { Some(extra()? / pruned_of) }
+    }
+
+    /// The width that takes as long as what the rank has to do in one layout only, if there is such a one. All ranks take `slower`
+    /// times as long in the second.
+    fn extra(&self, is_there: [bool; 2], base: f64, slower: f64) -> Option<f64> {
         let [t1, t2] = [self.seconds[0] * slower, self.seconds[1]];
-        let [(home_s, home), (away_s, away)] = match self.migrates {
+        let [(plain_s, plain), (extra_s, extra)] = match is_there {
             [false, true] => [(t1, self.worked[0]), (t2, self.worked[1])],
             [true, false] => [(t2, self.worked[1]), (t1, self.worked[0])],
             _ => return None,
         };
-        Some(away_s * (base + home) / home_s - base - away)
+        Some(extra_s * (base + plain) / plain_s - base - extra)
     }
 }
 
@@ -172,16 +203,16 @@ mod tests {
     /// Two ranks with the given overheads, the second twice as slow. Only attention migrates.
     fn sample(overheads: &Overheads, widths: [(f64, bool); 2], slower: f64) -> Sample {
         let [mut seconds, mut worked] = [Class::ALL.map(|_| vec![0.0; 2]), Class::ALL.map(|_| vec![0.0; 2])];
-        let mut migrates = Class::ALL.map(|_| vec![false; 2]);
+        let mut manners = Class::ALL.map(|_| vec![Manner::default(); 2]);
         for class in [ATTENTION, MLP] {
             for (rank, (width, is_away)) in widths.into_iter().enumerate() {
-                let is_away = is_away && class == ATTENTION;
-                seconds[class][rank] = slower * [0.01, 0.02][rank] * overheads.worked(class, width, is_away);
+                let manner = Manner { migrates: is_away && class == ATTENTION, ..Manner::default() };
+                seconds[class][rank] = slower * [0.01, 0.02][rank] * overheads.worked(class, width, manner);
                 worked[class][rank] = width;
-                migrates[class][rank] = is_away;
+                manners[class][rank] = manner;
             }
         }
-        Sample::of(seconds, worked, migrates)
+        Sample::of(seconds, worked, manners)
     }
 
     fn division() -> Widths {
@@ -236,6 +267,32 @@ mod tests {
             }
             assert!((learnt.migrating[ATTENTION] - migrating).abs() < 0.1 * EVEN, "{what}: {learnt:?}");
             assert_eq!(learnt.migrating[MLP], 0.0, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_overhead_of_pruning_is_told_from_a_rank_that_prunes() {
+        for (pruning, slower) in [(0.3, 1.0), (0.0, 1.0), (0.3, 1.4)] {
+            let truth = Overheads { pruning: [pruning; Class::ALL.len()], ..Overheads::default() };
+            let layouts = [0.0, 0.5].map(|gamma: f64| {
+                let manners = [0.0, if gamma > 0.0 { EVEN } else { 0.0 }];
+                let manners = manners.map(|pruned_of| Manner { pruned_of, migrates: false });
+                let widths = [EVEN, EVEN * (1.0 - gamma)];
+                let slower = if gamma > 0.0 { slower } else { 1.0 };
+                let seconds = |class: usize, rank: usize| {
+                    slower * [0.01, 0.02][rank] * truth.worked(class, widths[rank], manners[rank])
+                };
+                let by_class = |of: &dyn Fn(usize) -> Vec<f64>| std::array::from_fn(of);
+                Sample::of(
+                    by_class(&|class| vec![seconds(class, 0), seconds(class, 1)]),
+                    by_class(&|_| widths.to_vec()),
+                    Class::ALL.map(|_| manners.to_vec()),
+                )
+            });
+            let mut learnt = Overheads::default();
+            learnt.learn([&layouts[0], &layouts[1]], &division(), [0.0; Class::ALL.len()], &Tuning::default());
+            assert!((learnt.pruning[MLP] - pruning).abs() < 1e-9, "{learnt:?}");
+            assert_near(learnt.bases[MLP], 0.0, "what pruning costs is no base");
         }
     }
 

@@ -59,7 +59,9 @@ impl Search<'_> {
             };
             let line = |rank: usize| {
                 let [one, two] = [1.0, 2.0].map(|width| seconds(rank, width));
-                (2.0 * one - two, (two - one) * (1.0 - expected[rank]))
+                let pruned_s = classes(dim).map(|class| self.speeds.pruned_s(class, rank, 2.0, expected[rank]));
+                let slope = pruned_s.sum::<f64>() - (2.0 * one - two);
+                (2.0 * one - two, slope / 2.0)
             };
             let lines: Vec<(f64, f64)> = (0..home.shards()).map(line).collect();
             let on_line = |rank: usize, width: usize| (lines[rank].0 + lines[rank].1 * width as f64).max(0.0);
@@ -71,11 +73,22 @@ impl Search<'_> {
     }
 
     /// By rank: the least share to prune so that stragglers hold up nobody. Ranks that may not prune enough set the pace, and
-    /// the others prune only what that pace asks for.
-    fn gammas_needed(&self, work: &Widths) -> Vec<f64> {
-        let largest = |rank: usize| if self.straggles(rank) { self.rules.gamma_max } else { 0.0 };
+    /// the others prune only what that pace asks for. None prunes if that makes it no faster.
+    pub(crate) fn gammas_needed(&self, work: &Widths) -> Vec<f64> {
+        let gaining = |rank: usize, gamma: f64| if self.gains(work, rank, gamma) { gamma } else { 0.0 };
+        let largest = |rank: usize| if self.straggles(rank) { gaining(rank, self.rules.gamma_max) } else { 0.0 };
         let pace_s = self.paces(work, |rank| Some(largest(rank)));
-        self.excesses(work, pace_s).into_iter().map(|excess| excess.min(self.rules.gamma_max)).collect()
+        let needed = self.excesses(work, pace_s).into_iter().enumerate();
+        needed.map(|(rank, excess)| gaining(rank, excess.min(self.rules.gamma_max))).collect()
+    }
+
+    /// Whether a rank is faster if it prunes this share.
+    fn gains(&self, work: &Widths, rank: usize, gamma: f64) -> bool {
+        let seconds = |gamma: f64| -> f64 {
+            let of_class = |&class: &Class| self.speeds.pruned_s(class, rank, work.of(class.dim())[rank] as f64, gamma);
+            Class::ALL.iter().map(of_class).sum()
+        };
+        seconds(gamma) < seconds(0.0)
     }
 
     /// By rank: the share to prune to be as fast as the ranks that do not straggle.
@@ -87,7 +100,7 @@ impl Search<'_> {
     fn paces(&self, work: &Widths, gamma: impl Fn(usize) -> Option<f64>) -> ByClass<f64> {
         Class::ALL.map(|class| {
             let width = |rank: usize| work.of(class.dim())[rank] as f64;
-            let seconds = |rank: usize| Some(self.speeds.seconds(class, rank, width(rank) * (1.0 - gamma(rank)?)));
+            let seconds = |rank: usize| Some(self.speeds.pruned_s(class, rank, width(rank), gamma(rank)?));
             (0..work.shards()).filter_map(seconds).fold(0.0, f64::max)
         })
     }

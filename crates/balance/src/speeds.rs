@@ -11,6 +11,8 @@ pub struct Speeds {
     pub(crate) bases: ByClass<Vec<f64>>,
     /// Overhead of a rank whose work differs from its home, by class, as width.
     pub(crate) migrating: ByClass<f64>,
+    /// Overhead of a rank that prunes, by class, as a share of its width.
+    pub(crate) pruning: ByClass<f64>,
     /// Time for the same work over that of the fastest rank, by rank.
     pub slowness: Vec<f64>,
     /// The first step with these speeds.
@@ -25,9 +27,11 @@ impl Speeds {
         self.rates[class as usize][rank] * worked
     }
 
-    /// The part of [`Speeds::seconds`] that depends on the width.
-    pub(crate) fn width_s(&self, class: Class, rank: usize, width: f64) -> f64 {
-        self.rates[class as usize][rank] * width
+    /// The same for a rank that prunes this share, which it does for prunable classes only.
+    pub(crate) fn pruned_s(&self, class: Class, rank: usize, width: f64, gamma: f64) -> f64 {
+        let prunes = gamma > 0.0 && class.is_prunable();
+        let left = if prunes { 1.0 - gamma + self.pruning[class as usize] } else { 1.0 };
+        self.seconds(class, rank, width * left)
     }
 
     /// Seconds that a rank computes longer when its work differs from its home.
@@ -40,7 +44,8 @@ impl Speeds {
     pub(crate) fn of_slowness(seconds: ByClass<f64>, slowness: Vec<f64>) -> Speeds {
         let rates = seconds.map(|seconds| slowness.iter().map(|slow| seconds * slow).collect());
         let bases = Class::ALL.map(|_| vec![0.0; slowness.len()]);
-        Speeds { rates, bases, migrating: [0.0; Class::ALL.len()], slowness, since: 0, uncertainty: 0.0 }
+        let [migrating, pruning] = [[0.0; Class::ALL.len()]; 2];
+        Speeds { rates, bases, migrating, pruning, slowness, since: 0, uncertainty: 0.0 }
     }
 
     /// The share of a width that a rank must prune to finish in `seconds`; zero if it finishes earlier.
@@ -48,7 +53,7 @@ impl Speeds {
         let worked = seconds / self.rates[class as usize][rank] - self.bases[class as usize][rank];
         // NaN without width or rate, so the comparison fails.
         let pruned = 1.0 - worked / width;
-        if width > 0.0 && pruned > 0.0 { pruned.min(1.0) } else { 0.0 }
+        if width > 0.0 && pruned > 0.0 { (pruned + self.pruning[class as usize]).min(1.0) } else { 0.0 }
     }
 
     pub fn ranks(&self) -> usize {

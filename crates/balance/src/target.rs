@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::fill::fill;
 use evenkeel_widths::{Dim, Widths};
 
-use crate::observation::{Class, classes, worked_width};
+use crate::observation::{Class, classes};
 use crate::speeds::Speeds;
 use crate::tuning::Tuning;
 
@@ -90,9 +90,10 @@ impl Target {
 
     fn class_s(&self, speeds: &Speeds, class: Class) -> f64 {
         let of = |rank: usize| {
-            let width = worked_width(&self.work, class, &self.gammas, rank);
+            let width = self.work.of(class.dim())[rank] as f64;
             let migrates = self.migrates_in(class, rank) && width > 0.0;
-            speeds.seconds(class, rank, width) + if migrates { speeds.migrating_s(class, rank) } else { 0.0 }
+            let migrating_s = if migrates { speeds.migrating_s(class, rank) } else { 0.0 };
+            speeds.pruned_s(class, rank, width, self.gammas[rank]) + migrating_s
         };
         (0..self.work.shards()).map(of).fold(0.0, f64::max)
     }
@@ -132,7 +133,7 @@ impl Search<'_> {
     pub fn best(&self, mode: Mode, now: &Target, migration_s: impl Fn(&Target) -> f64) -> Target {
         match mode {
             Mode::Off => now.clone(),
-            Mode::Resize => self.pruned(Target::at_home(now.home.clone())),
+            Mode::Resize => Target { gammas: self.gammas_needed(&now.home), ..Target::at_home(now.home.clone()) },
             Mode::Migrate => self.migrated(&now.home),
             Mode::Semi => self.pruned_and_migrated(&now.home, migration_s),
             Mode::Reshard | Mode::Auto => self.resharded(&now.home, migration_s),
@@ -200,29 +201,8 @@ impl Search<'_> {
         filled.unwrap_or_else(|| now.of(dim).to_vec())
     }
 
-    /// Stragglers prune until they keep up with the other ranks, as far as the rules allow.
-    fn pruned(&self, target: Target) -> Target {
-        let others = (0..self.speeds.ranks()).filter(|&rank| !self.straggles(rank));
-        let pace_s = others.map(|rank| self.rank_s(&target.work, rank)).fold(0.0, f64::max);
-        let gammas = (0..self.speeds.ranks()).map(|rank| self.gamma(&target.work, rank, pace_s)).collect();
-        Target { gammas, ..target }
-    }
-
     pub fn straggles(&self, rank: usize) -> bool {
         self.speeds.slowness[rank] > self.tuning.straggler_slowness
-    }
-
-    /// Seconds that a rank computes in a step without pruning.
-    fn rank_s(&self, work: &Widths, rank: usize) -> f64 {
-        Class::ALL.iter().map(|&class| self.speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum()
-    }
-
-    /// The share that a rank must prune to finish in `pace_s`, as far as the rules allow.
-    fn gamma(&self, work: &Widths, rank: usize, pace_s: f64) -> f64 {
-        let width_s = |class: Class| self.speeds.width_s(class, rank, work.of(class.dim())[rank] as f64);
-        let products_s: f64 = Class::ALL.into_iter().filter(|class| class.is_prunable()).map(width_s).sum();
-        let excess = (self.rank_s(work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);
-        if excess > self.tuning.gamma_least { excess.clamp(0.0, self.rules.gamma_max) } else { 0.0 }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use evenkeel_widths::Widths;
 
-use crate::observation::{ByClass, Class, Observation, even_width, worked_width};
+use crate::observation::{ByClass, Class, Manner, Observation, even_width, worked_width};
 use crate::overheads::Overheads;
 use crate::speeds::Speeds;
 use crate::statistics::{TRIMMED_MEAN_ERROR, over_mean, push, quantile, trimmed_mean};
@@ -21,8 +21,7 @@ pub(crate) struct Sample {
     pub seconds: PerRank,
     /// Widths.
     pub worked: PerRank,
-    /// Whether the rank's work differs from its home.
-    pub migrates: ByClass<Vec<bool>>,
+    pub manners: ByClass<Vec<Manner>>,
     /// By rank.
     late_s: Vec<f64>,
     /// Seconds per unit of width, with the overheads known now.
@@ -31,8 +30,8 @@ pub(crate) struct Sample {
 
 #[cfg(test)]
 impl Sample {
-    pub fn of(seconds: PerRank, worked: PerRank, migrates: ByClass<Vec<bool>>) -> Sample {
-        Sample { step: 0, seconds, worked, migrates, late_s: Vec::new(), rates: PerRank::default() }
+    pub fn of(seconds: PerRank, worked: PerRank, manners: ByClass<Vec<Manner>>) -> Sample {
+        Sample { step: 0, seconds, worked, manners, late_s: Vec::new(), rates: PerRank::default() }
     }
 }
 
@@ -96,12 +95,17 @@ impl Watch {
         let ranks = observed.len();
         let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
         let width = |class: Class, rank: usize| worked_width(&target.work, class, &gammas, rank);
+        let manner = |class: Class, rank: usize| {
+            let prunes = class.is_prunable() && gammas[rank] > 0.0;
+            let pruned_of = if prunes { target.work.of(class.dim())[rank] as f64 } else { 0.0 };
+            Manner { migrates: target.migrates_in(class, rank), pruned_of }
+        };
         let is_credible = |late_s: &f64| (0.0..self.tuning.credible_s_max).contains(late_s);
         let mut sample = Sample {
             step,
             seconds: Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect()),
             worked: Class::ALL.map(|class| (0..ranks).map(|rank| width(class, rank)).collect()),
-            migrates: Class::ALL.map(|class| (0..ranks).map(|rank| target.migrates_in(class, rank)).collect()),
+            manners: Class::ALL.map(|class| (0..ranks).map(|rank| manner(class, rank)).collect()),
             late_s: observed.iter().map(|rank| Some(rank.late_s).filter(is_credible).unwrap_or(0.0)).collect(),
             rates: PerRank::default(),
         };
@@ -129,7 +133,7 @@ impl Watch {
             let rate = |rank: usize| {
                 let seconds = sample.seconds[class][rank];
                 let width = sample.worked[class][rank];
-                let worked = self.overheads.worked(class, width, sample.migrates[class][rank]);
+                let worked = self.overheads.worked(class, width, sample.manners[class][rank]);
                 let is_telling =
                     is_measured(seconds, width, &self.tuning) && width > self.tuning.telling_width_share * even;
                 if is_telling { seconds / worked } else { f64::NAN }
@@ -190,7 +194,8 @@ impl Watch {
     /// By rank: seconds to compute every class at even widths.
     fn even_seconds(&self, rates: &PerRank, division: &Widths) -> Vec<f64> {
         let of = |class: Class, rank: usize| {
-            rates[class as usize][rank] * self.overheads.worked(class as usize, even_width(division, class), false)
+            rates[class as usize][rank]
+                * self.overheads.worked(class as usize, even_width(division, class), Manner::default())
         };
         (0..division.shards()).map(|rank| Class::ALL.iter().map(|&class| of(class, rank)).sum()).collect()
     }
@@ -241,6 +246,7 @@ impl Watch {
             rates,
             bases,
             migrating: self.overheads.migrating,
+            pruning: self.overheads.pruning,
             slowness: even_s.iter().map(|seconds| seconds / fastest).collect(),
             since: self.since.unwrap_or(0),
             uncertainty: self.uncertainty(self.in_layout, self.deviations.len(), |off| off.overall),

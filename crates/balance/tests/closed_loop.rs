@@ -13,6 +13,8 @@ struct World {
     base: f64,
     /// Overhead of a rank whose heads at work differ from those at home, as a share of an even width.
     migrating: f64,
+    /// Overhead of a rank that prunes, as a share of its width.
+    pruning: f64,
     /// Seconds of a step in which the last rank could compute and does not.
     late_s: f64,
     random: u64,
@@ -64,6 +66,7 @@ impl World {
             work_s,
             base: 0.0,
             migrating: 0.0,
+            pruning: 0.0,
             late_s: 0.0,
             random: 9,
             noise,
@@ -85,7 +88,8 @@ impl World {
         for class in Class::ALL {
             let mut slowest = 0.0f64;
             for (rank, &slow) in slowness.iter().enumerate() {
-                let left = if class.is_prunable() { 1.0 - gammas[rank] } else { 1.0 };
+                let prunes = class.is_prunable() && gammas[rank] > 0.0;
+                let left = if prunes { 1.0 - gammas[rank] + self.pruning } else { 1.0 };
                 let width = work.of(class.dim())[rank] as f64;
                 let base = if width > 0.0 { self.base / slowness.len() as f64 } else { 0.0 };
                 let is_away = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];
@@ -219,6 +223,36 @@ fn pruning_keeps_to_its_limit_and_does_not_oscillate() {
         assert!(decisions.len() <= 3, "{decisions:?}");
         assert_eq!([gammas[0], gammas[1], gammas[3]], [0.0; 3]);
     }
+}
+
+#[test]
+fn pruning_that_gains_nothing_is_given_up_and_not_tried_again() {
+    for (mode, pruning) in [Mode::Resize, Mode::Semi].into_iter().flat_map(|mode| [0.5, 0.8].map(|cost| (mode, cost))) {
+        let slowness = [1.0, 2.0, 1.0, 1.0];
+        let mut world = World { pruning, ..World::new(mode, 0.5, 4, 0.04) };
+        world.run(1..31, &[1.0; 4]);
+        let (_, decisions) = world.run(31..131, &slowness);
+        let tried = decisions.iter().filter(|decision| decision.target.gammas[1] > 0.0).count();
+        assert_eq!(world.balancer.now.gammas, [0.0; 4], "{mode:?}, {pruning}: {decisions:?}");
+        assert!(tried <= 2, "{mode:?}, {pruning}: tried {tried} times");
+    }
+}
+
+#[test]
+fn pruning_that_costs_something_prunes_more_and_semi_is_no_slower_than_migrating() {
+    let slowness = [1.0, 2.0, 1.0, 1.0];
+    let run = |mode: Mode| {
+        let mut world = World { pruning: 0.15, ..World::new(mode, 0.9, 4, 0.02) };
+        world.run(1..31, &[1.0; 4]);
+        let (times, _) = world.run(31..131, &slowness);
+        (last(&times), world.balancer.now.gammas[1])
+    };
+    let (resized_s, gamma) = run(Mode::Resize);
+    assert!((0.6..0.72).contains(&gamma), "half of the work, and what pruning costs: {gamma}");
+    let undisturbed_s = 2.0 / 4.0;
+    assert!(resized_s < 1.25 * undisturbed_s, "{resized_s}");
+    let [semi_s, migrated_s] = [Mode::Semi, Mode::Migrate].map(|mode| run(mode).0);
+    assert!(semi_s < 1.03 * migrated_s, "{semi_s}, migrating takes {migrated_s}");
 }
 
 #[test]
