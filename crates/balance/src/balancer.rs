@@ -64,9 +64,10 @@ pub struct Balancer {
     steps_s: VecDeque<f64>,
     /// Steps in this target.
     steps: usize,
-    /// Measured; exponential averages.
+    /// Measured; exponential averages. Bytes are counted once, though one rank sends and another receives them.
     reshard_s_per_byte: f64,
     migration_s_per_byte: f64,
+    migration_exposed_share: f64,
     /// Extra seconds of the first step in a target.
     first_step_s: f64,
     /// Seconds that the forecast gave a step in this target.
@@ -95,6 +96,7 @@ impl Balancer {
             steps: 0,
             reshard_s_per_byte: tuning.exchange_s_per_byte,
             migration_s_per_byte: tuning.exchange_s_per_byte,
+            migration_exposed_share: tuning.migration_exposed_share,
             first_step_s: 0.0,
             forecast_s: None,
             forecast_error: 0.0,
@@ -157,11 +159,15 @@ impl Balancer {
     }
 
     fn measure_migration(&mut self, observed: &[Observation]) {
-        let bytes: u64 = observed.iter().map(|rank| rank.migrated_bytes).sum();
-        let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
-        if bytes > 0 && seconds.is_finite() {
-            let difference = seconds / bytes as f64 - self.migration_s_per_byte;
-            self.migration_s_per_byte += self.tuning.migration_weight * difference;
+        // What one rank sends another receives.
+        let bytes = 0.5 * observed.iter().map(|rank| rank.migrated_bytes as f64).sum::<f64>();
+        let longest = |of: fn(&Observation) -> f64| observed.iter().map(of).fold(0.0, f64::max);
+        let [seconds, exposed_s] = [longest(|rank| rank.migration_s), longest(|rank| rank.exposed_s)];
+        if bytes > 0.0 && seconds.is_finite() && seconds > 0.0 {
+            let weight = self.tuning.migration_weight;
+            self.migration_s_per_byte += weight * (seconds / bytes - self.migration_s_per_byte);
+            self.migration_exposed_share +=
+                weight * ((exposed_s / seconds).clamp(0.0, 1.0) - self.migration_exposed_share);
         }
     }
 
@@ -262,11 +268,11 @@ impl Balancer {
         self.moved_bytes(target) * self.reshard_s_per_byte + first_step_s
     }
 
-    /// Seconds that migration adds to a step. It runs beside computation and slows it by the memory bandwidth it takes.
+    /// Seconds that migration adds to a step: those that computation does not hide.
     fn exposed_s(&self, target: &Target) -> f64 {
         let bytes: f64 =
             Dim::ALL.iter().map(|&dim| target.migrated(dim) as f64 * self.options.work_bytes[dim as usize]).sum();
-        self.tuning.migration_exposed_share * bytes * self.migration_s_per_byte
+        self.migration_exposed_share * bytes * self.migration_s_per_byte
     }
 }
 

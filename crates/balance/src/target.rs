@@ -98,7 +98,7 @@ impl Target {
         (0..self.work.shards()).map(of).fold(0.0, f64::max)
     }
 
-    /// The width of a dim that ranks work on away from home, summed over the ranks.
+    /// The width of a dim that ranks work on and do not keep, summed over the ranks.
     pub fn migrated(&self, dim: Dim) -> usize {
         self.work.gained(&self.home, dim)
     }

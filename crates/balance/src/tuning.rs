@@ -75,9 +75,10 @@ pub struct Tuning {
     pub reshard_exchange_factor: f64,
     /// Weight of the newest reshard in the exponential average of its seconds per byte. Chosen, not measured.
     pub reshard_weight: f64,
-    /// Weight of the newest step in the exponential average of migration's seconds per byte. Chosen, not measured.
+    /// Weight of the newest step in the exponential averages of migration's seconds per byte and of the share that is not hidden.
+    /// Chosen, not measured.
     pub migration_weight: f64,
-    /// Share of migration's transfers that computation does not hide. Chosen, not measured.
+    /// Share of migration's transfers that computation does not hide, until it is measured. Chosen, not measured.
     pub migration_exposed_share: f64,
     /// Slowness shorter than this may end as soon, so `auto` considers migrating; a return that lasts shorter came too early.
     /// Chosen, not measured.

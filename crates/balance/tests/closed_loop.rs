@@ -41,7 +41,7 @@ fn rules(ranks: usize, gamma_max: f64) -> Rules {
 impl World {
     fn new(mode: Mode, gamma_max: f64, ranks: usize, noise: f64) -> World {
         let total = |dim: Dim| match dim {
-            Dim::Heads => 16 * HEAD_SHARES,
+            Dim::Heads => ranks.max(16) * HEAD_SHARES,
             Dim::Columns => 8192,
             Dim::Classes => 32000,
             Dim::Inputs => 0,
@@ -52,7 +52,7 @@ impl World {
             (0..ranks).map(|rank| each + usize::from(rank < left)).collect()
         };
         let rules = rules(ranks, gamma_max);
-        let bytes = Dim::ALL.map(|dim| if dim == Dim::Tokens { 0.0 } else { 1e4 });
+        let bytes = Dim::ALL.map(|dim| if dim == Dim::Tokens { 0.0 } else { 1e3 });
         let options = Options { mode, rules, state_bytes: bytes, work_bytes: bytes };
         let work_s = Class::ALL.map(|class| match class {
             Class::Attention => 0.6,

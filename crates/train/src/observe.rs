@@ -1,5 +1,7 @@
 //! A rank's observation of a step, from the times of its tasks.
 
+use std::ops::Range;
+
 use evenkeel_balance::{Class, Observation};
 use evenkeel_model::{Model, UnitKind};
 use evenkeel_step::trace::Span;
@@ -15,6 +17,7 @@ pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
         if matches!(span.work, Work::Migrate | Work::Return) {
             observed.migrated_bytes += span.bytes;
             observed.migration_s += span.end_s - span.came_s;
+            observed.exposed_s += idle_s(spans, span.came_s..span.end_s);
         }
         (first_s, last_s) = (first_s.min(span.start_s), last_s.max(span.end_s));
     }
@@ -51,6 +54,13 @@ fn late_s(spans: &[Span]) -> f64 {
     on(Lane::Compute).map(late_s).sum()
 }
 
+/// Seconds of an interval in which nothing was computed.
+fn idle_s(spans: &[Span], interval: Range<f64>) -> f64 {
+    let computing = spans.iter().filter(|span| span.lane == Lane::Compute);
+    let within = |span: &Span| (span.end_s.min(interval.end) - span.start_s.max(interval.start)).max(0.0);
+    (interval.end - interval.start - computing.map(within).sum::<f64>()).max(0.0)
+}
+
 fn class(model: &Model, work: Work, unit: UnitIdx) -> Class {
     if work.row().family == WorkFamily::Entry {
         return Class::Stream;
@@ -74,6 +84,14 @@ mod tests {
     fn span((work, start_s, end_s): Task) -> Span {
         let (unit, micro) = (UnitIdx(0), Micro { index: 0, part: 0 });
         Span { work, unit, micro, lane: work.lane(), start_s, came_s: start_s, end_s, bytes: 0 }
+    }
+
+    #[test]
+    fn exposed_is_what_nothing_is_computed_beside() {
+        let spans = [(Work::Forward, 0.0, 1.0), (Work::Forward, 3.0, 4.0), (Work::AllReduce, 1.0, 3.0)].map(span);
+        for (interval, expected) in [(0.25..0.75, 0.0), (0.5..3.5, 2.0), (4.0..6.0, 2.0), (2.0..2.0, 0.0)] {
+            assert_eq!(idle_s(&spans, interval.clone()), expected, "{interval:?}");
+        }
     }
 
     #[test]

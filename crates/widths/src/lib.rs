@@ -2,6 +2,8 @@
 //!
 //! The model cuts its parameters by these widths; the balancer decides on other ones.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// A dim that shards divide.
@@ -72,10 +74,28 @@ impl Widths {
         self.of(Dim::Heads).iter().any(|shares| !shares.is_multiple_of(SHARES))
     }
 
-    /// The width that shards have beyond what they had before, summed over the shards.
+    /// The width that shards have and did not have before, summed over the shards. Their parts lie side by side, so a part moves if
+    /// those before it change. A shard with some of a group of heads has all of its weights.
     pub fn gained(&self, before: &Widths, dim: Dim) -> usize {
-        self.of(dim).iter().zip(before.of(dim)).map(|(now, before)| now.saturating_sub(*before)).sum()
+        let grain = if dim == Dim::Heads { SHARES } else { 1 };
+        let whole = |part: Range<usize>| match part.is_empty() {
+            true => part,
+            false => part.start / grain * grain..part.end.next_multiple_of(grain),
+        };
+        let parts = side_by_side(self.of(dim)).zip(side_by_side(before.of(dim)));
+        let gained = |(now, before): (Range<usize>, Range<usize>)| {
+            let (now, before) = (whole(now), whole(before));
+            now.len() - now.end.min(before.end).saturating_sub(now.start.max(before.start))
+        };
+        parts.map(gained).sum()
     }
+}
+
+fn side_by_side(widths: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    widths.iter().scan(0, |end, width| {
+        *end += width;
+        Some(*end - width..*end)
+    })
 }
 
 /// Widths as files have them. What comes from a file is as long as it says: [`Widths`] of different lengths fit no model.
@@ -123,5 +143,17 @@ mod tests {
         let now = before.clone().with(Dim::Columns, vec![6, 2]);
         assert_eq!((now.of(Dim::Columns), now.of(Dim::Heads), now.total(Dim::Columns)), (&[6, 2][..], &[4, 4][..], 8));
         assert_eq!(Dim::ALL.map(|dim| now.gained(&before, dim)), [0, 2, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_shards_gain_are_places_and_whole_groups_of_heads() {
+        let of = |dim: Dim, widths: [usize; 3]| Widths::new(|_| vec![4; 3]).with(dim, widths.to_vec());
+        let gained = |dim: Dim, before: [usize; 3], now: [usize; 3]| of(dim, now).gained(&of(dim, before), dim);
+        // The first gives up four: the others' parts move towards it, by four and by two.
+        assert_eq!(gained(Dim::Columns, [10, 10, 10], [6, 12, 12]), 4 + 2);
+        assert_eq!(gained(Dim::Columns, [10, 10, 10], [10, 10, 10]), 0);
+        assert_eq!(gained(Dim::Columns, [10, 0, 10], [0, 10, 10]), 10);
+        // Half a group is all of its weights.
+        assert_eq!(gained(Dim::Heads, [SHARES, SHARES, 0], [SHARES, SHARES / 2, SHARES / 2]), SHARES);
     }
 }
