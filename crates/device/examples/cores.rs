@@ -113,7 +113,7 @@ impl Operands<'_> {
         let case =
             |(what, order, [a, b, out], [dense_a, dense_b], accumulate): (&str, _, [View; 3], [View; 2], _)| Case {
                 what: format!("{experts} x {tokens}, {inputs} x {columns}: {what}"),
-                kernel: GroupedProduct { order, a, b, out, offsets, accumulate }.into(),
+                kernel: GroupedProduct { order, a, b, out, offsets, accumulate, expected_rows: None }.into(),
                 dense: Product { accumulate, ..Product::new(order, dense_a, dense_b, out) },
             };
         cases.map(case).into()

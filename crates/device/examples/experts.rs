@@ -107,7 +107,8 @@ fn products(device: &Device) {
                 if accumulate && order != Order::TN {
                     continue;
                 }
-                let time = seconds(device, GroupedProduct { order, a, b, out, offsets, accumulate });
+                let time =
+                    seconds(device, GroupedProduct { order, a, b, out, offsets, accumulate, expected_rows: None });
                 let shares: Vec<String> = dense.iter().map(|dense| format!("{:.2}", dense / time)).collect();
                 let (micros, rate, shares) = (time * 1e6, rate(time), shares.join(" and "));
                 println!("    {load:12} {accumulate:5} {micros:8.0} us {rate:6.0} TFLOP/s, {shares} of dense");

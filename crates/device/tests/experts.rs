@@ -327,6 +327,7 @@ impl Grouped {
                 out: out.view(),
                 offsets: offsets.view(),
                 accumulate,
+                expected_rows: None,
             });
             vec![outer]
         });
@@ -643,6 +644,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
                 out: queue.zeros(4, 4, DType::F32).view(),
                 offsets: queue.indices(&[0, 2, 5]).view(),
                 accumulate: false,
+                expected_rows: None,
             }
             .into()
         },
@@ -654,6 +656,7 @@ fn an_index_outside_its_matrix_ends_the_queue() {
                 out: queue.zeros(16, 8, DType::Bf16).view(),
                 offsets: queue.indices(&[0, 4, 3]).view(),
                 accumulate: false,
+                expected_rows: None,
             }
             .into()
         },
@@ -686,6 +689,7 @@ fn a_dry_device_counts_grouped_products_by_shape() {
         out: out.view(),
         offsets: offsets.view(),
         accumulate: false,
+        expected_rows: None,
     };
     let all = [product(Order::NT, &a, &b, &out), product(Order::TN, &a, &a, &queue.tensor(8 * 48, 48, DType::F32))];
     assert_eq!(all.map(|product| product.flops()), [2 * 1000 * 48 * 96, 2 * 1000 * 48 * 48]);

@@ -4,7 +4,7 @@ mod support;
 
 use evenkeel_device::kernel::{
     Activation, ClampedGate, ClampedGateBackward, CombinePairs, Gated, GatedBackward, GatherPairs, PairDots, Route,
-    ScalePairs,
+    RowCount, ScalePairs,
 };
 use evenkeel_device::{DType, Queue, Tensor, View};
 use support::{DTYPES, Random, run};
@@ -27,6 +27,12 @@ struct Routed {
     pairs: Tensor,
     places: Tensor,
     offsets: Tensor,
+}
+
+impl Routed {
+    fn count(&self, held: usize) -> RowCount {
+        RowCount { at: self.offsets.view().col_range(held..held + 1), expected: 0 }
+    }
 }
 
 fn route(queue: &Queue, [tokens, experts, k]: [usize; 3], first: usize) -> Routed {
@@ -83,11 +89,11 @@ fn compare(
     held: &std::ops::Range<usize>,
     [width, out_width]: [usize; 2],
     dtype: DType,
-    launch: impl Fn(&Queue, &Routed, View, View, Option<View>),
+    launch: impl Fn(&Queue, &Routed, View, View, Option<RowCount>),
 ) {
     let [tokens, _, k] = case;
     let rows = tokens * k.min(held.len());
-    let results = run(|queue| {
+    run(|queue| {
         let routed = route(queue, case, held.start);
         let count = queue.read_indices(&routed.offsets)[held.len()] as usize;
         let numbers = Random::new(4).numbers(rows * width, dtype);
@@ -96,7 +102,7 @@ fn compare(
         let [whole, some] = [&numbers, &here].map(|numbers| queue.floats(rows, width, dtype, numbers));
         let outs = [0, 1].map(|_| queue.floats(rows, out_width, dtype, &vec![f32::NAN; rows * out_width]));
         launch(queue, &routed, whole.view(), outs[0].view(), None);
-        let there = routed.offsets.view().col_range(held.len()..held.len() + 1);
+        let there = routed.count(held.len());
         launch(queue, &routed, some.view(), outs[1].view(), Some(there));
         let [expected, found] = outs.each_ref().map(|out| queue.read(out));
         let end = count * out_width;
@@ -104,7 +110,6 @@ fn compare(
         assert!(found[end..].iter().all(|x| x.is_nan()), "{what}, {case:?} {held:?}: rows that are not there");
         outs.into()
     });
-    assert_eq!(results.len(), 2);
 }
 
 #[test]
@@ -112,7 +117,7 @@ fn rows_of_other_experts_are_left_alone() {
     for (case, held) in CASES {
         for (width, dtype) in WIDTHS.into_iter().flat_map(|width| DTYPES.map(|dtype| (width, dtype))) {
             let k = case[2];
-            let compare = |what: &str, widths, launch: &dyn Fn(&Queue, &Routed, View, View, Option<View>)| {
+            let compare = |what: &str, widths, launch: &dyn Fn(&Queue, &Routed, View, View, Option<RowCount>)| {
                 compare(what, case, &held, widths, dtype, launch);
             };
             compare("GatherPairs", [width, width], &|queue, routed, _, out, count| {
@@ -160,9 +165,9 @@ fn sums_and_dots_are_those_of_the_pairs_that_are_here() {
         {
             let numbers = Random::new(6).numbers(rows * width, dtype);
             let before = Random::new(7).numbers(tokens * width, DType::F32);
-            let results = run(|queue| {
+            run(|queue| {
                 let routed = route(queue, case, held.start);
-                let there = routed.offsets.view().col_range(held.len()..held.len() + 1);
+                let there = routed.count(held.len());
                 let count = queue.read_indices(&routed.offsets)[held.len()] as usize;
                 let poisoned = numbers.iter().enumerate().map(|(i, x)| if i / width < count { *x } else { f32::NAN });
                 let x = queue.floats(rows, width, dtype, &poisoned.collect::<Vec<f32>>());
@@ -198,7 +203,6 @@ fn sums_and_dots_are_those_of_the_pairs_that_are_here() {
                 }
                 vec![out, dots]
             });
-            assert_eq!(results.len(), 2);
         }
     }
 }

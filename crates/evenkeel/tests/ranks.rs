@@ -252,6 +252,14 @@ fn what_cannot_be_cut_is_refused_before_a_rank_starts() {
         (vec!["--tp", "5"], "cannot be cut in 5: it has 4 attention heads"),
         (vec!["--tp", "2", "--set", "parallel.tp_weights=[1, 2, 3]"], "`parallel.tp_weights` has 3 numbers"),
         (vec!["--tp", "2", "--set", "parallel.tp_plan=plan.json"], "`layers.*.mlp.up_proj` has style \"diagonal\""),
+        (
+            vec!["--tp", "2", "--set", "parallel.whole_experts=true"],
+            "`parallel.whole_experts` is set, but the model has no experts",
+        ),
+        (
+            vec!["--tp", "2", "--set", "parallel.whole_experts=true", "--set", "balance.mode=migrate"],
+            "`parallel.whole_experts` makes ranks with busy experts look slow",
+        ),
     ] {
         let output = place.run(&[vec!["train", "tiny.toml", "--output", "run"], extra].concat());
         let said = stderr(&output);
@@ -259,6 +267,30 @@ fn what_cannot_be_cut_is_refused_before_a_rank_starts() {
         assert!(said.contains(expected) && said.contains("hint:"), "{said}");
         assert!(!place.path("run").exists());
     }
+}
+
+#[test]
+fn inspect_tells_which_experts_a_rank_has_and_counts_their_share_of_the_work() {
+    let place = Place::new(TINY);
+    let mixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/mixtral");
+    let flops = |extra: &[&str]| -> (f64, String) {
+        let shown =
+            place.stdout(&[&["inspect", mixture, "--tp", "2", "--batch", "4", "--sequence", "128"], extra].concat());
+        let of_rank = |rank: &str| -> f64 {
+            let row = shown.lines().find(|line| line.starts_with(rank)).expect("a row for each rank");
+            let (number, unit) = row.rsplit_once(' ').expect("the work is last");
+            assert_eq!(unit, "MFLOP", "{shown}");
+            number.rsplit_once(' ').map_or(number, |(_, last)| last).parse().expect("a number")
+        };
+        (of_rank("0 ") + of_rank("1 "), shown)
+    };
+    let (by_columns, _) = flops(&[]);
+    let (whole, shown) = flops(&["--whole-experts"]);
+    assert!((whole / by_columns - 1.0).abs() < 0.02, "{whole} MFLOP, {by_columns} by columns");
+    let header = shown.lines().find(|line| line.starts_with("rank")).expect("a table of ranks");
+    assert!(header.contains("experts") && shown.contains("0–1") && shown.contains("2–3"), "{shown}");
+    let refused = place.run(&["inspect", mixture, "--tp", "5", "--whole-experts"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
 }
 
 #[test]

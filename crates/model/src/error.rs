@@ -1,3 +1,4 @@
+use crate::sharding::shard::EXPERTS;
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::kernel::NF4_BLOCK;
@@ -179,6 +180,9 @@ impl Error {
                 Some("name linear layers in adapter.targets, or matrices of experts in adapter.target_parameters".into())
             }
             Error::WideHeads { .. } => Some("run it on CPUs".into()),
+            Error::TooManyShards { size, what: EXPERTS, .. } => {
+                Some(format!("use tp = {size} or less, or leave parallel.whole_experts out"))
+            }
             Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }
     }

@@ -43,7 +43,7 @@ pub use chain::model::{Model, Stage};
 pub use chain::pass;
 pub use chain::rotary::RotaryTables;
 pub use chain::unit::{Sublayer, Unit, UnitKind};
-pub use config::{Config, Experts, Input, LinearAttention, Quantization, model_types};
+pub use config::{Config, Experts, Input, LinearAttention, Quantization, check_description, model_types};
 pub use error::Error;
 pub use evenkeel_widths::{Dim, SHARES, Widths};
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};

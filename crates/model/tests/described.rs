@@ -214,6 +214,7 @@ fn mistakes_in_a_description_are_told_with_their_line_and_the_nearest_name() {
     let read = |text: &str| {
         std::fs::write(folder.path().join("architecture.toml"), text).unwrap();
         let config = read_config(folder.path().join("config.json")).unwrap();
+        check_description(&config, folder.path())?;
         Model::from_json(&config).map_err(|error| error.with_line(folder.path()))
     };
     read(right).unwrap();
@@ -252,6 +253,12 @@ fn mistakes_in_a_description_are_told_with_their_line_and_the_nearest_name() {
         assert!(error.to_string().contains(&format!("architecture.toml{expected}")), "{error}");
         assert!(error.hint().is_some_and(|found| found.contains(hint)), "{error}: {:?}", error.hint());
     }
+    // What a model was saved with may speak of keys that saving leaves out.
+    let saved = json!({"model_type": "own", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "vocab_size": 64, "evenkeel_architecture": {"like": "llama", "unused_keys": ["torch_dtype"]}});
+    std::fs::remove_file(folder.path().join("architecture.toml")).unwrap();
+    check_description(&saved, folder.path()).unwrap();
+    Model::from_json(&saved).unwrap();
     std::fs::write(folder.path().join("architecture.toml"), "like = \"llama\"\n[keys\n").unwrap();
     let error = read_config(folder.path().join("config.json")).unwrap_err().to_string();
     assert!(error.contains("architecture.toml`: is not TOML in line 2: "), "{error}");

@@ -34,6 +34,11 @@ fn read_toml(path: &Path) -> Result<Value, Defect> {
     })
 }
 
+/// Whether a description lies in a folder.
+pub fn has_description(folder: &Path) -> bool {
+    regular_file::is_listed(&folder.join(DESCRIPTION_FILE))
+}
+
 /// The line of `key`, or of `table.key`, in the description that lies in a folder, counted from 1.
 pub fn line_of_description(folder: &Path, key: &str) -> Option<usize> {
     let text = read_text(folder.join(DESCRIPTION_FILE), limits::CONFIG_BYTES).ok()?;

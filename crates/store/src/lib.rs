@@ -32,7 +32,7 @@ mod tensor;
 mod text_file;
 mod write;
 
-pub use config::{DESCRIPTION, line_of_description, read_config};
+pub use config::{DESCRIPTION, has_description, line_of_description, read_config};
 pub use convert::Element;
 pub use dataset::{Format, Record, RecordOrigin, RecordPlace, Source, SourceSpec, is_json_list};
 pub use digest::Digest;

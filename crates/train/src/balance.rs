@@ -242,10 +242,7 @@ fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) ->
         // If attention and MLP are one unit, their times are not told apart: heads stay, and columns make up for them.
         Dim::Heads if model.config.parallel => None,
         Dim::Heads => (is_cut(Part::Attention) && model.config.kv_heads >= shards).then_some(SHARES),
-        Dim::Columns => is_cut(Part::Mlp).then(|| match model.config.experts.filter(|_| cut.whole_experts) {
-            Some(experts) => model.config.ffn.div_ceil(experts.count),
-            None => grain(model.config.ffn / shards),
-        }),
+        Dim::Columns => is_cut(Part::Mlp).then(|| grain(model.config.ffn / shards)),
         Dim::Classes => classes_are_cut.then(|| grain(model.config.classes / shards)),
         Dim::Inputs => None,
         Dim::Tokens => cut.split_sequence.then_some(1),

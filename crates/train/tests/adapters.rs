@@ -297,16 +297,21 @@ fn every_mesh_trains_the_same_adapters_of_experts_and_resumes_them() {
     train(&alone, 0..2);
     checkpoint::save(&path, &alone, &Progress { step: 2, ..Progress::default() }, serde_json::Value::Null).unwrap();
     train(&alone, 2..4);
-    for (dp, tp, zero) in [(1, 2, 0), (1, 3, 0), (2, 1, 1), (2, 2, 2), (2, 2, 3)] {
-        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}");
-        let several = ranks_of(&model, &spread(dp, tp, zero), DType::F32);
+    let meshes = [(1, 2, 0), (1, 3, 0), (2, 1, 1), (2, 2, 2), (2, 2, 3)];
+    for ((dp, tp, zero), whole_experts) in meshes.into_iter().flat_map(|mesh| [(mesh, false), (mesh, true)]) {
+        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}, whole experts {whole_experts}");
+        let spread = spread(dp, tp, zero);
+        let spread = Strategy { cut: Cut { whole_experts, ..spread.cut.clone() }, ..spread };
+        let several = ranks_of(&model, &spread, DType::F32);
         train(&several, 0..4);
         assert!(weights(&several, false) == base, "{what}: the base has changed");
         compare_states(&what, &several, &alone, 1e-5);
-        let resumed = ranks_of(&model, &spread(dp, tp, zero), DType::F32);
+        let resumed = ranks_of(&model, &spread, DType::F32);
         checkpoint::load(&path, &resumed).unwrap();
+        // Experts that were whole are cut by columns, and the other way round.
         let uneven: Vec<f64> = (0..tp).map(|shard| 1.0 + shard as f64 % 2.0).collect();
-        resumed.reshard(Cut { split_sequence: tp > 1, ..Cut::weighted(uneven) }).unwrap();
+        let cut = Cut { split_sequence: tp > 1, whole_experts: !whole_experts, ..Cut::weighted(uneven) };
+        resumed.reshard(cut).unwrap();
         train(&resumed, 2..4);
         compare_states(&format!("resumed on {what}"), &resumed, &alone, 1e-5);
     }

@@ -15,7 +15,7 @@ use super::{Run, Team, WorkingMemory};
 use crate::View;
 use crate::kernel::{
     CombinePairs, Fill, GatherPairs, GroupedProduct, Operation, Order, PairDots, Product, Route, RouteBackward,
-    ScalePairs,
+    RowCount, ScalePairs,
 };
 
 /// Pairs are counted and sorted in at most this many blocks of tokens...
@@ -45,7 +45,7 @@ impl Run for Route {
                 unsafe { choose(self, token, &mut best) };
                 for slot in 0..chosen.cols {
                     // SAFETY: above.
-                    counts[self.turn(unsafe { chosen.at(token, slot).read() })] += 1;
+                    counts[self.place(unsafe { chosen.at(token, slot).read() })] += 1;
                 }
             }
         });
@@ -56,7 +56,7 @@ impl Run for Route {
             unsafe {
                 let next = counts.of_block(block.start / height);
                 for pair in block.start * chosen.cols..block.end * chosen.cols {
-                    let next = &mut next[self.turn(chosen.at(pair / chosen.cols, pair % chosen.cols).read())];
+                    let next = &mut next[self.place(chosen.at(pair / chosen.cols, pair % chosen.cols).read())];
                     pairs.at(0, *next as usize).write(pair as u32);
                     places.at(0, pair).write(*next);
                     *next += 1;
@@ -72,8 +72,8 @@ impl Run for Route {
 }
 
 impl Route {
-    /// How many experts' pairs come before those of this one.
-    fn turn(&self, expert: u32) -> usize {
+    /// The place of an expert among those that come one behind the other.
+    fn place(&self, expert: u32) -> usize {
         let (expert, experts) = (expert as usize, self.logits.cols);
         if expert < self.first { expert + experts - self.first } else { expert - self.first }
     }
@@ -347,13 +347,13 @@ impl Weights {
 }
 
 /// How many of so many rows there are.
-pub(super) fn counted(count: &Option<View>, rows: usize) -> usize {
+pub(super) fn counted(count: &Option<RowCount>, rows: usize) -> usize {
     // SAFETY: the kernel's operands live and keep their values until the kernel has run.
-    count.map_or(rows, |count| rows.min(unsafe { indices(&count).at(0, 0).read() } as usize))
+    count.map_or(rows, |count| rows.min(unsafe { indices(&count.at).at(0, 0).read() } as usize))
 }
 
 /// The rows that there are.
-pub(super) fn counted_rows(count: &Option<View>, view: View) -> View {
+pub(super) fn counted_rows(count: &Option<RowCount>, view: View) -> View {
     view.row_range(0..counted(count, view.rows))
 }
 

@@ -1,7 +1,7 @@
 //! Passes matrices to kernels, and spreads threads over their elements.
 
 use super::stream::Shape;
-use crate::{DType, View};
+use crate::{DType, View, kernel};
 
 /// A matrix whose element type the kernel knows.
 #[repr(C)]
@@ -50,8 +50,8 @@ pub(super) struct RowCount {
 }
 
 impl RowCount {
-    pub fn of(rows: i64, count: &Option<View>) -> RowCount {
-        RowCount { all: rows, count: count.map_or(0, |count| count.address) }
+    pub fn of(rows: i64, count: &Option<kernel::RowCount>) -> RowCount {
+        RowCount { all: rows, count: count.map_or(0, |count| count.at.address) }
     }
 }
 
@@ -92,7 +92,7 @@ impl Walk {
     }
 
     /// One row of all, unless only a count says how many rows there are.
-    pub fn counted(views: &[View], count: &Option<View>) -> Option<(Walk, RowCount)> {
+    pub fn counted(views: &[View], count: &Option<kernel::RowCount>) -> Option<(Walk, RowCount)> {
         let walk = if count.is_some() { Walk::rows(views) } else { Walk::flat(views) }?;
         Some((walk, RowCount::of(walk.rows, count)))
     }

@@ -1,4 +1,4 @@
-use super::experts::assert_count;
+use super::experts::{RowCount, assert_count, expected};
 use super::{Operation, assert_same_shape};
 use crate::View;
 
@@ -57,7 +57,7 @@ pub struct Gated {
     pub up: View,
     pub out: View,
     /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
 }
 
 impl Operation for Gated {
@@ -67,7 +67,7 @@ impl Operation for Gated {
     }
 
     fn bytes(&self) -> u64 {
-        self.gate.bytes() + self.up.bytes() + self.out.bytes()
+        expected(self.gate.bytes() + self.up.bytes() + self.out.bytes(), self.out.rows, &self.count)
     }
 }
 
@@ -81,7 +81,7 @@ pub struct GatedBackward {
     pub dgate: View,
     pub dup: View,
     /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
 }
 
 impl Operation for GatedBackward {
@@ -91,7 +91,8 @@ impl Operation for GatedBackward {
     }
 
     fn bytes(&self) -> u64 {
-        self.gate.bytes() + self.up.bytes() + self.dout.bytes() + self.dgate.bytes() + self.dup.bytes()
+        let all = [self.gate, self.up, self.dout, self.dgate, self.dup];
+        expected(all.iter().map(|view| view.bytes()).sum(), self.dout.rows, &self.count)
     }
 }
 
@@ -108,7 +109,7 @@ pub struct ClampedGate {
     /// [T, I], dtype of `x`.
     pub out: View,
     /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
 }
 
 impl Operation for ClampedGate {
@@ -118,7 +119,7 @@ impl Operation for ClampedGate {
     }
 
     fn bytes(&self) -> u64 {
-        self.x.bytes() + self.out.bytes()
+        expected(self.x.bytes() + self.out.bytes(), self.out.rows, &self.count)
     }
 }
 
@@ -133,7 +134,7 @@ pub struct ClampedGateBackward {
     /// [T, 2·I]
     pub dx: View,
     /// How many rows there are when it runs, as for [pairs](super::GatherPairs); all without it.
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
 }
 
 impl Operation for ClampedGateBackward {
@@ -144,7 +145,7 @@ impl Operation for ClampedGateBackward {
     }
 
     fn bytes(&self) -> u64 {
-        self.x.bytes() + self.dout.bytes() + self.dx.bytes()
+        expected(self.x.bytes() + self.dout.bytes() + self.dx.bytes(), self.dout.rows, &self.count)
     }
 }
 

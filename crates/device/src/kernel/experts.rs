@@ -4,10 +4,25 @@
 //! Shapes never depend on the routing: every kernel's cost follows from them alone.
 //!
 //! Of a device with some of the experts, only those experts' pairs have rows, and the first of P rows at that: as many as a kernel's
-//! `count` says, u32 [1, 1], when it runs. Other rows are not touched. Without a count all are there.
+//! `count` says when it runs. Other rows are not touched. Without a count all are there.
 
 use super::{Operation, Order, assert_indices, assert_same_shape, optional_bytes};
 use crate::{DType, View};
+
+/// How many of a kernel's rows there are.
+#[derive(Clone, Copy, Debug)]
+pub struct RowCount {
+    /// u32 [1, 1], read when the kernel runs.
+    pub at: View,
+    /// As many as are expected, for costs.
+    pub expected: usize,
+}
+
+/// Of bytes or operations for so many rows, those that are expected.
+pub(super) fn expected(all: u64, rows: usize, count: &Option<RowCount>) -> u64 {
+    let share = |count: RowCount| all as u128 * count.expected.min(rows) as u128 / rows.max(1) as u128;
+    count.map_or(all, |count| share(count) as u64)
+}
 
 /// Chooses k experts for each token and sorts the pairs.
 ///
@@ -111,6 +126,8 @@ pub struct GroupedProduct {
     pub offsets: View,
     /// Add to `out`.
     pub accumulate: bool,
+    /// The rows that are expected to be some expert's, for costs; all without it.
+    pub expected_rows: Option<usize>,
 }
 
 impl GroupedProduct {
@@ -135,12 +152,19 @@ impl Operation for GroupedProduct {
     }
 
     fn flops(&self) -> u64 {
-        2 * self.a.len() as u64 * self.out.cols as u64
+        2 * (self.expected_rows.unwrap_or(self.a.rows) * self.a.cols) as u64 * self.out.cols as u64
     }
 
     fn bytes(&self) -> u64 {
         let out = self.out.bytes() * if self.accumulate { 2 } else { 1 };
-        self.a.bytes() + self.b.bytes() + out + self.offsets.bytes()
+        // Of the operands, all but the experts' matrices have a row for each pair.
+        let (of_pairs, of_experts) = match self.order {
+            Order::NT | Order::NN => (self.a.bytes() + out, self.b.bytes()),
+            Order::TN => (self.a.bytes() + self.b.bytes(), out),
+        };
+        let rows = self.expected_rows.unwrap_or(self.a.rows) as u128;
+        let of_pairs = of_pairs as u128 * rows / self.a.rows.max(1) as u128;
+        of_pairs as u64 + of_experts + self.offsets.bytes()
     }
 }
 
@@ -157,7 +181,7 @@ pub struct GatherPairs {
     pub chosen_per_token: usize,
     /// f32 [T, k]
     pub weights: Option<View>,
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
     /// [P, H], dtype of `x`.
     pub out: View,
 }
@@ -174,14 +198,14 @@ impl Operation for GatherPairs {
     }
 
     fn bytes(&self) -> u64 {
-        2 * self.out.bytes() + self.pairs.bytes() + optional_bytes(&self.weights)
+        expected(2 * self.out.bytes(), self.out.rows, &self.count) + self.pairs.bytes() + optional_bytes(&self.weights)
     }
 }
 
 /// Checks that it is one number.
-pub(super) fn assert_count(name: &str, count: &Option<View>) {
+pub(super) fn assert_count(name: &str, count: &Option<RowCount>) {
     if let Some(count) = count {
-        assert_indices(name, count, 1);
+        assert_indices(name, &count.at, 1);
     }
 }
 
@@ -195,7 +219,7 @@ fn assert_weights(name: &str, weights: &View, shape: [usize; 2]) {
 pub struct CombinePairs {
     /// [P, H], in the order of `pairs`; with a count, it may have fewer rows.
     pub x: View,
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
     /// u32 [1, P]
     pub places: View,
     /// f32 [T, k]
@@ -227,7 +251,8 @@ impl Operation for CombinePairs {
 
     fn bytes(&self) -> u64 {
         let out = self.out.bytes() * if self.accumulate { 2 } else { 1 };
-        self.x.bytes() + self.places.bytes() + optional_bytes(&self.weights) + out
+        let x = expected(self.x.bytes(), self.x.rows, &self.count);
+        x + self.places.bytes() + optional_bytes(&self.weights) + out
     }
 }
 
@@ -238,7 +263,7 @@ fn assert_pairs(name: &str, pairs: &Option<View>, count: usize) {
 }
 
 /// Checks that there is a number for each pair, of which rows may be fewer if they are counted.
-fn assert_of_pairs(name: &str, numbers: &View, rows: usize, count: &Option<View>) {
+fn assert_of_pairs(name: &str, numbers: &View, rows: usize, count: &Option<RowCount>) {
     assert_count(name, count);
     assert_eq!(numbers.dtype, DType::F32, "{name}");
     assert!(numbers.len() == rows || count.is_some(), "{name}: {} numbers for {rows} rows", numbers.len());
@@ -254,7 +279,7 @@ pub struct PairDots {
     pub b: View,
     /// u32 [1, P], each pair once; in their own order without it.
     pub pairs: Option<View>,
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
     /// f32 [T, k], overwritten.
     pub out: View,
 }
@@ -267,7 +292,8 @@ impl Operation for PairDots {
     }
 
     fn bytes(&self) -> u64 {
-        self.a.bytes() + self.b.bytes() + optional_bytes(&self.pairs) + self.out.bytes()
+        let rows = expected(self.a.bytes() + self.b.bytes(), self.a.rows, &self.count);
+        rows + optional_bytes(&self.pairs) + self.out.bytes()
     }
 }
 
@@ -278,7 +304,7 @@ pub struct ScalePairs {
     pub x: View,
     /// As in [`PairDots`].
     pub pairs: Option<View>,
-    pub count: Option<View>,
+    pub count: Option<RowCount>,
     /// f32 [T, k]
     pub weights: View,
     /// [P, I]
@@ -293,6 +319,7 @@ impl Operation for ScalePairs {
     }
 
     fn bytes(&self) -> u64 {
-        self.x.bytes() + optional_bytes(&self.pairs) + self.weights.bytes() + self.out.bytes()
+        let rows = expected(self.x.bytes() + self.out.bytes(), self.x.rows, &self.count);
+        rows + optional_bytes(&self.pairs) + self.weights.bytes()
     }
 }

@@ -45,7 +45,7 @@ pub use elementwise::{
 };
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use expert_biases::{AddBiases, BiasDots, BiasSums};
-pub use experts::{CombinePairs, GatherPairs, GroupedProduct, PairDots, Route, RouteBackward, ScalePairs};
+pub use experts::{CombinePairs, GatherPairs, GroupedProduct, PairDots, Route, RouteBackward, RowCount, ScalePairs};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use magnitude::{ColumnDot, ScaleColumns};
 pub use muon::{Combine, MuonMomentum, Normalize};

@@ -4,7 +4,7 @@ use evenkeel_model::Model;
 use serde_json::json;
 
 use super::between;
-use super::llama::Llama;
+use super::llama::{Llama, model_of_options};
 use crate::{Mistake, text};
 
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ impl LayerArguments {
             config["sliding_window"] = json!(window);
             config["layer_types"] = (0..llama.layers).map(kind).collect();
         }
-        self.freeze(llama.model_of(&config)?)
+        self.freeze(llama.adapted(model_of_options(&config)?)?)
     }
 
     fn freeze(&self, model: Model) -> Result<Model, Mistake> {

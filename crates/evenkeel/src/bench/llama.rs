@@ -59,7 +59,7 @@ pub struct AdapterArguments {
 
 impl Llama {
     pub fn model(&self) -> Result<Model, Mistake> {
-        self.model_of(&self.config())
+        self.adapted(model_of_options(&self.config())?)
     }
 
     /// Its config.json.
@@ -76,14 +76,14 @@ impl Llama {
         })
     }
 
-    /// The model of this config.json, with the adapters.
-    pub fn model_of(&self, config: &Value) -> Result<Model, Mistake> {
+    /// The model with the adapters.
+    pub fn adapted(&self, model: Model) -> Result<Model, Mistake> {
         const MOST_TOKENS: usize = 1 << 26;
         if self.tokens() > MOST_TOKENS {
             let hint = Some("use a smaller --batch or --sequence".to_owned());
             return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
         }
-        self.adapters.adapt(model_of_options(config)?)
+        self.adapters.adapt(model)
     }
 
     /// Requires a sequence for every replica or micro-batch, whose number is this option's.

@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use evenkeel_model::{Cut, Input, Model, Parameters};
+use evenkeel_model::{Cut, Input, Model, Parameters, check_description};
 use evenkeel_step::Strategy;
 use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_store::read_config;
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
+use serde_json::Value;
 
 use super::devices::DeviceArguments;
-use super::llama::{Llama, model_of_options};
+use super::llama::Llama;
 use super::{between, cuda, roofline};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
@@ -91,8 +92,7 @@ impl Arguments {
     /// The model, and the options with its vocabulary.
     fn model(&self) -> Result<(Model, Llama), Failure> {
         let Some(path) = &self.config else { return Ok((self.llama.model()?, self.llama.clone())) };
-        let model = self.llama.model_of(&read_config(path)?)?;
-        check_reads_tokens(&model, path)?;
+        let model = self.llama.adapted(model_of_file(path)?.0)?;
         let vocab = model.config.classes;
         Ok((model, Llama { vocab, ..self.llama.clone() }))
     }
@@ -104,9 +104,7 @@ impl Arguments {
             let presets = if self.model.is_empty() { &cuda::Preset::ALL[..] } else { &self.model };
             return Ok(presets.iter().map(|preset| preset.workload(sizes)).collect());
         };
-        let config = read_config(path)?;
-        check_reads_tokens(&model_of_options(&config)?, path)?;
-        Ok(vec![cuda::Workload::of_config(path.display().to_string(), config, sizes)])
+        Ok(vec![cuda::Workload::of_config(path.display().to_string(), model_of_file(path)?.1, sizes)])
     }
 
     /// Refuses options that do not suit the ranks or the device.
@@ -198,9 +196,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn check_reads_tokens(model: &Model, path: &Path) -> Result<(), Failure> {
+/// The model of a config.json, and that.
+fn model_of_file(path: &Path) -> Result<(Model, Value), Failure> {
+    let (config, folder) = (read_config(path)?, path.parent().unwrap_or(Path::new("")));
+    check_description(&config, folder)?;
+    let model = Model::from_json(&config).map_err(|error| error.with_line(folder))?;
     if matches!(model.config.input, Input::Tokens { .. }) {
-        return Ok(());
+        return Ok((model, config));
     }
     let hint = Some("give the config.json of a language model".to_owned());
     Err(Mistake { what: format!("the model of {path:?} reads no running text"), hint }.into())

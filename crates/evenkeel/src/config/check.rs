@@ -233,16 +233,17 @@ fn nothing_to_split(settings: &Settings) -> Option<String> {
     })
 }
 
-/// Warns about `parts` and `sequence_parallel` with tp = 1: they have no effect.
+/// Warns about what has no effect with tp = 1.
 fn nothing_to_hide(settings: &Settings) -> Vec<String> {
     let parallel = &settings.parallel;
     let is_idle = |is_set: bool| is_set && parallel.tp == 1;
     let told = |key: &str| {
-        format!("`parallel.{key}` is set, but `parallel.tp` is 1: one rank has no communication to hide or split")
+        format!("`parallel.{key}` is set, but `parallel.tp` is 1: one rank has nothing to hide, split or divide")
     };
     let keys = [
         ("parts", is_idle(parallel.parts.is_some_and(|parts| parts > 1))),
         ("sequence_parallel", is_idle(parallel.sequence_parallel == Some(true))),
+        ("whole_experts", is_idle(parallel.whole_experts)),
     ];
     keys.into_iter().filter(|(_, is_idle)| *is_idle).map(|(key, _)| told(key)).collect()
 }
@@ -354,6 +355,12 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
             what,
             Some("set parallel.tp, or balance.mode = \"off\""),
         );
+    }
+    if balance.mode != Mode::Off && parallel.whole_experts {
+        let what = format!(
+            "`balance.mode` is \"{mode}\", but `parallel.whole_experts` makes ranks with busy experts look slow"
+        );
+        raw.note_contradiction(&["balance.mode", "parallel.whole_experts"], what, Some("leave one of them out"));
     }
     if balance.mode == Mode::Resize && balance.gamma_max == 0.0 {
         let what = "`balance.mode` is \"resize\", but `balance.gamma_max` is 0, which prunes nothing".to_owned();

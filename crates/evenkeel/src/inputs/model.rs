@@ -9,7 +9,7 @@ use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
     ADAPTER_CONFIG, AdapterConfig, Adapters, Config, Input, Merger, Model, PEFT_PREFIX, ParamId, ParamSpec, Parameters,
-    Quantization, ZeroSharding,
+    Quantization, ZeroSharding, check_description,
 };
 use evenkeel_store::{FileDtype, Format, NewFolder, RawTensor, Source, copy_file, exists, read_config};
 use evenkeel_train::{save_adapter, save_weights};
@@ -208,16 +208,19 @@ impl ModelInput {
             false => without_keys(json, ignored, "model.ignore_keys"),
         };
         let described = |json: Value, file: Option<&Path>| -> Result<(Model, Value), Failure> {
-            let json = without_ignored(&json)?;
             let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
+            check_description(&json, folder)?;
+            let json = without_ignored(&json)?;
             let model = Model::from_json(&json).map_err(|error| error.with_line(folder))?;
             Ok((if adapter.packs() { model.packed() } else { model }, json))
         };
         let ((model, json), folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = ModelFolder::open(path, adapter.path.as_deref())?;
-                refuse_other_order(&folder.config(), labels)?;
                 let has_new_head = config.settings.model.new_head && !config.evaluates_folder;
+                if !has_new_head {
+                    refuse_other_order(&folder.config(), labels)?;
+                }
                 let labels = if has_new_head && labels.is_empty() { &classes } else { labels };
                 let json = with_labels(without_ignored(&folder.config())?, labels);
                 (folder.model_as(json, adapter.packs(), has_new_head)?, Some(folder))

@@ -14,9 +14,10 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
     let rank = |(model, cost): (&Model, &Cost)| {
         let shard = &model.shard;
         let held: usize = model.specs.iter().filter(|spec| !spec.is_derived).map(ParamSpec::len).sum();
-        let spans = [&shard.heads, &shard.kv_heads, &shard.ffn, &shard.classes].map(span);
         let mut row = vec![shard.index.to_string()];
-        row.extend(spans);
+        row.extend([&shard.heads, &shard.kv_heads, &shard.ffn].map(span));
+        row.extend(shard.experts.as_ref().map(span));
+        row.push(span(&shard.classes));
         row.push(format!("{} ({:.0} %)", text::count(held as u64), 100.0 * held as f64 / whole));
         row.extend([cost.state_bytes, cost.arena_bytes].map(text::bytes));
         row.extend([text::bytes(cost.exchanged_bytes as u64), text::flops(cost.flops)]);
@@ -24,8 +25,9 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
     };
     let ranks: Vec<Vec<String>> = shards.iter().zip(costs).map(rank).collect();
     let classes = if shards[0].config.input.is_classified() { "labels" } else { "vocabulary" };
-    let header =
-        ["rank", "heads", "kv heads", "FFN columns", classes, "parameters", "state", "tensors", "exchanged", "work"];
+    let experts = shards[0].shard.experts.is_some().then_some("experts");
+    let header = ["rank", "heads", "kv heads", "FFN columns"].into_iter().chain(experts);
+    let header = header.chain([classes, "parameters", "state", "tensors", "exchanged", "work"]).collect::<Vec<&str>>();
     format!("{}\n\n{}", text::table(&header, &ranks), parameters(shards))
 }
 

@@ -8,7 +8,7 @@
 use evenkeel_device::kernel::{
     self, Activate, ActivateBackward, Activation, AddBiases, BalanceBackward, BalanceTally, BiasDots, BiasSums,
     ClampedGate, ClampedGateBackward, ColumnSum, CombinePairs, Copy, Embed, EmbedBackward, Fill, Gated, GatedBackward,
-    GatherPairs, GroupedProduct, Order, PairDots, Product, RouteBackward, ScalePairs,
+    GatherPairs, GroupedProduct, Order, PairDots, Product, RouteBackward, RowCount, ScalePairs,
 };
 use evenkeel_device::{DType, Tensor, View};
 
@@ -516,10 +516,12 @@ impl Experts {
         values.get(self.routes.offsets).view().col_range(0..self.held + 1)
     }
 
-    /// How many pairs this shard's experts have, if others have the rest.
-    fn count(&self, values: &Slots) -> Option<View> {
+    /// How many pairs this shard's experts have, if others have the rest: as many as their share of the experts, one may expect.
+    fn count(&self, values: &Slots) -> Option<RowCount> {
         let offsets = values.get(self.routes.offsets).view();
-        (self.held + 1 < offsets.cols).then(|| offsets.col_range(self.held..self.held + 1))
+        let experts = offsets.cols - 1;
+        let expected = (values.get(self.routes.pairs).cols * self.held).div_ceil(experts.max(1));
+        (self.held < experts).then(|| RowCount { at: offsets.col_range(self.held..self.held + 1), expected })
     }
 
     /// A vector with as many numbers of each expert as a row for each.
@@ -636,7 +638,8 @@ impl Experts {
         accumulate: bool,
     ) {
         let (a, b, out, offsets) = (a.view(), b.view(), out.view(), self.offsets(values));
-        context.queue.launch(GroupedProduct { order, a, b, out, offsets, accumulate });
+        let expected_rows = self.count(values).map(|count| count.expected);
+        context.queue.launch(GroupedProduct { order, a, b, out, offsets, accumulate, expected_rows });
     }
 }
 

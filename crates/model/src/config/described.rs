@@ -4,10 +4,11 @@
 mod form;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use evenkeel_device::kernel::{NormKind, Pairs};
-use evenkeel_store::{DESCRIPTION, nearest};
+use evenkeel_store::{DESCRIPTION, has_description, nearest};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -223,7 +224,11 @@ impl Description {
             default_activation: match &options.activation {
                 Some(name) => activation(name).ok_or_else(|| {
                     let what = format!("`options.activation` is {:?}, expected {ACTIVATIONS}", shorten(name));
-                    bad_with_hint("options.activation", what, meant(name, ACTIVATIONS.split([',', ' '])))
+                    bad_with_hint(
+                        "options.activation",
+                        what,
+                        meant(name, ACTIVATIONS.split([',', ' ']).filter(|name| activation(name).is_some())),
+                    )
                 })?,
                 None => base.default_activation,
             },
@@ -441,10 +446,18 @@ fn refuse_repeated(names: &Names) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a description that speaks of keys that config.json does not have.
-pub(super) fn refuse_absent_keys(description: &Value, json: &Value) -> Result<(), Error> {
+/// Refuses a description in a folder that speaks of keys that its config.json does not have. A saved model's config.json has lost
+/// some of those that its description speaks of.
+pub fn check_description(config: &Value, folder: &Path) -> Result<(), Error> {
+    if !has_description(folder) {
+        return Ok(());
+    }
+    refuse_absent_keys(config).map_err(|error| error.with_line(folder))
+}
+
+fn refuse_absent_keys(config: &Value) -> Result<(), Error> {
+    let (Some(description), Some(object)) = (config.get(DESCRIPTION), config.as_object()) else { return Ok(()) };
     let Description { keys, unused_keys, .. } = read(description)?;
-    let Some(object) = json.as_object() else { return Ok(()) };
     let absent = |key: &str| {
         let has = object.contains_key(key);
         (!has).then(|| meant(key, object.keys().map(String::as_str)))

@@ -20,7 +20,8 @@ use serde_json::Value;
 use crate::adapter::Adapters;
 use crate::chain::dropout::Dropouts;
 use crate::chain::rotary::Rotary;
-use crate::config::described::{described, refuse_absent_keys, refuse_contradictions};
+pub use crate::config::described::check_description;
+use crate::config::described::{described, refuse_contradictions};
 use crate::config::families::FAMILIES;
 use crate::config::family::{AttentionFactor, EmbeddingFactor, Family, Fixed, LogitFactor, Positions, TextClassifier};
 use crate::config::full_layers::LayerHeads;
@@ -437,9 +438,7 @@ fn find_family(json: &Value) -> Result<&'static Family, Error> {
     let model_type = json.get("model_type").and_then(Value::as_str);
     let class = json.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     if let Some(description) = json.get(DESCRIPTION) {
-        let family = described(description, model_type.unwrap_or("described"), class.unwrap_or("a described decoder"))?;
-        refuse_absent_keys(description, json)?;
-        return Ok(family);
+        return described(description, model_type.unwrap_or("described"), class.unwrap_or("a described decoder"));
     }
     let flag = |key: &str| json.get(key).and_then(Value::as_bool).unwrap_or(false);
     let is_meant = |family: &Family| family.variant.is_none_or(|(key, wanted)| flag(key) == wanted);

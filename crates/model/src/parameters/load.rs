@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::adapter::AdapterValues;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
+use crate::config::check_description;
 use crate::config::family::{Family, Names};
 use crate::config::{Config, Input, Quantization};
 use crate::error::Error;
@@ -103,6 +104,7 @@ impl Model {
     /// The model of a folder with this config.json. The folder's tensors tell which layers are in 4 bits, if config.json says that
     /// some are.
     pub fn of_folder(json: &Value, folder: &Folder) -> Result<Model, Error> {
+        check_description(folder.config(), folder.path())?;
         let mut config = Config::from_json(json).map_err(|error| error.with_line(folder.path()))?;
         if let (Some(experts), Some(options)) = (&mut config.experts, &config.family.experts) {
             experts.are_stacked |= folder.names().any(|name| name.ends_with(options.stacked[0]));
@@ -391,8 +393,9 @@ fn has_same_numbers(one: &RawTensor, other: &RawTensor) -> Result<bool, Error> {
     if one.shape() != other.shape() {
         return Ok(false);
     }
-    if one.dtype() == other.dtype() {
-        return Ok(one.bytes() == other.bytes());
+    // Of one dtype, most are copies.
+    if one.dtype() == other.dtype() && one.bytes() == other.bytes() {
+        return Ok(true);
     }
     let count = one.element_count();
     let [mut here, mut there] = [vec![0.0f32; PART], vec![0.0; PART]];

@@ -31,7 +31,8 @@ pub struct Cut {
     /// The parts that every shard holds whole.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub uncut: BTreeSet<Part>,
-    /// Whether a shard has some experts whole, as large a part of them as of columns, instead of some columns of every expert.
+    /// Whether a shard has some experts whole, as large a part of them as of columns but at least one, instead of some columns of
+    /// every expert.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole_experts: bool,
 }
@@ -55,6 +56,9 @@ impl Cut {
         Cut { weights, ..Cut::default() }
     }
 }
+
+/// What is divided if experts stay whole, in words.
+pub(crate) const EXPERTS: &str = "experts";
 
 /// A bound that keeps products of shares and tokens from overflowing.
 const MOST_TOKEN_SHARES: usize = 1 << 20;
@@ -195,14 +199,12 @@ impl Shard {
         let classifies = config.input.is_classified();
         let inputs =
             if matches!(config.input, Input::Images { .. }) { "elements in a patch" } else { "vocabulary rows" };
+        let is_divided = |layer: usize| config.layers[layer].has_experts && is_cut(Part::Mlp(layer));
+        let divides_experts = cut.whole_experts && (0..config.layers.len()).any(is_divided);
         let divisible = [
             ("attention heads", config.heads, any_layer_is_cut(Part::Attention)),
             ("FFN columns", config.ffn, any_layer_is_cut(Part::Mlp)),
-            (
-                "experts",
-                config.experts.map_or(0, |experts| experts.count),
-                cut.whole_experts && config.experts.is_some(),
-            ),
+            (EXPERTS, config.experts.map_or(0, |experts| experts.count), divides_experts),
             ("classes", config.classes, is_cut(Part::Head) || (!classifies && is_cut(Part::Embedding))),
             (inputs, embedded_inputs(config), classifies && is_cut(Part::Embedding)),
         ];

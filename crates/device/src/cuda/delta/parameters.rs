@@ -86,6 +86,10 @@ pub(super) struct Parameters {
 }
 
 const _: () = assert!(size_of::<Parameters>() <= 4096, "a kernel takes 4 KiB of parameters everywhere");
+const _: () = assert!(
+    size_of::<Parameters>() == std::mem::offset_of!(Parameters, offsets) + size_of::<[u32; MOST_SEGMENTS + 1]>(),
+    "arguments are compared word by word, so there are no gaps"
+);
 
 impl Parameters {
     /// Parameters without an output, gradients, states, working memory or segments.

@@ -96,12 +96,12 @@ extern "C" __global__ void __launch_bounds__(256) route_choose(
     for (int slot = lane; slot < k; slot += 32) *weights.at(token, slot) /= total;
 }
 
-// How many experts' pairs come before those of an expert.
-__device__ __forceinline__ u32 turn_of(u32 expert, int first, int experts) {
+// The place of an expert among those that come one behind the other.
+__device__ __forceinline__ u32 place_of(u32 expert, int first, int experts) {
     return expert < first ? expert + experts - first : expert - first;
 }
 
-// counts[block, turn]: how many of a block's pairs an expert has. Atomic additions of integers come out the same in any order.
+// counts[block, place]: how many of a block's pairs an expert has. Atomic additions of integers come out the same in any order.
 extern "C" __global__ void route_count(
     i64 tokens, int experts, int first, int k, i64 tokens_per_block, Matrix<u32> chosen, u32 *counts) {
     extern __shared__ u32 own[];
@@ -110,7 +110,7 @@ extern "C" __global__ void route_count(
     i64 start = (i64)blockIdx.x * tokens_per_block;
     i64 count = tokens - start < tokens_per_block ? tokens - start : tokens_per_block;
     for (i64 pair = threadIdx.x; pair < count * k; pair += blockDim.x)
-        atomicAdd(own + turn_of(*chosen.at(start + pair / k, pair % k), first, experts), 1u);
+        atomicAdd(own + place_of(*chosen.at(start + pair / k, pair % k), first, experts), 1u);
     __syncthreads();
     for (int expert = threadIdx.x; expert < experts; expert += blockDim.x)
         counts[(i64)blockIdx.x * experts + expert] = own[expert];
@@ -173,18 +173,18 @@ extern "C" __global__ void __launch_bounds__(1024) route_place(
     i64 tokens_here = tokens - start < tokens_per_block ? tokens - start : tokens_per_block;
     i64 end = (start + tokens_here) * k;
     for (int begin = 0; begin < experts; begin += blockDim.x) {
-        u32 turn = begin + threadIdx.x;
-        bool is_there = turn < experts;
-        u32 next = is_there ? offsets[turn] + counts[(i64)blockIdx.x * experts + turn] : 0;
+        u32 place = begin + threadIdx.x;
+        bool is_there = place < experts;
+        u32 next = is_there ? offsets[place] + counts[(i64)blockIdx.x * experts + place] : 0;
         for (i64 base = start * k; base < end; base += SORTED_AT_ONCE) {
             int count = end - base < SORTED_AT_ONCE ? (int)(end - base) : SORTED_AT_ONCE;
             __syncthreads();
             for (int i = threadIdx.x; i < count; i += blockDim.x)
-                some[i] = turn_of(*chosen.at((base + i) / k, (base + i) % k), first, experts);
+                some[i] = place_of(*chosen.at((base + i) / k, (base + i) % k), first, experts);
             __syncthreads();
             if (!is_there) continue;
             for (int i = 0; i < count; i++) {
-                if (some[i] != turn) continue;
+                if (some[i] != place) continue;
                 pairs[next] = (u32)(base + i);
                 places[base + i] = next++;
             }

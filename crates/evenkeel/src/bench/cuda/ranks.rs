@@ -15,7 +15,7 @@ use crate::strategy::on_gpus;
 use crate::{Failure, placement, text};
 
 const SPARE_BYTES: u64 = 256 << 20;
-const HINT: &str = "use fewer ranks, or a smaller --model";
+const HINT: &str = "use fewer ranks, or a smaller model";
 
 pub fn measure(workload: &Workload, options: &Options) -> Result<String, Failure> {
     let (model, tp) = (workload.model(&options.adapters)?, options.cut.weights.len());
