@@ -49,7 +49,7 @@ pub use evenkeel_widths::{Dim, SHARES, Widths};
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use generation::sampling::{Sampling, SamplingError};
 pub use lossy::intake::Intake;
-pub use lossy::prune::{Imputation, Pruning};
+pub use lossy::prune::{Imputation, PrunedWeights, Pruning};
 pub use lossy::pruned_mask::{PrunedColumns, PrunedMask};
 pub use parameters::bucket::{Bucket, GRAIN, in_grains};
 pub use parameters::load::fill_slice;

@@ -7,8 +7,8 @@ use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
-    Batch, Context, Cut, Gradients, Images, Imputation, Input, Intake, LossOptions, Model, Parameters, Part, Pruning,
-    RotaryTables, ZeroSharding,
+    Batch, Context, Cut, Gradients, Images, Imputation, Input, Intake, LossOptions, Model, Parameters, Part,
+    PrunedWeights, Pruning, RotaryTables, ZeroSharding,
 };
 use evenkeel_store::Folder;
 
@@ -68,7 +68,7 @@ impl Setting {
 
     /// Keeps every `stride`-th column and the one behind it.
     fn pruning(&self, imputation: Imputation, stride: u32) -> Pruning {
-        let mut pruning = Pruning::new(&self.model, imputation, true);
+        let mut pruning = Pruning::new(&self.model, imputation, PrunedWeights::Move { repeats: true });
         self.keep(&mut pruning, stride);
         pruning
     }

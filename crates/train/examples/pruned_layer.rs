@@ -9,8 +9,8 @@ use evenkeel_balance::{kept_count, random_columns};
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 use evenkeel_model::{
-    Batch, Context, Gradients, Imputation, Model, Parameters, PrunedColumns, PrunedMask, Pruning, RotaryTables,
-    UnitKind, ZeroSharding,
+    Batch, Context, Gradients, Imputation, Model, Parameters, PrunedColumns, PrunedMask, PrunedWeights, Pruning,
+    RotaryTables, UnitKind, ZeroSharding,
 };
 use evenkeel_train::{Optimizer, OptimizerOptions, Update};
 
@@ -60,7 +60,7 @@ impl Layer {
     }
 
     fn pruning(&self, gamma: f64, imputation: Imputation) -> (Pruning, PrunedMask) {
-        let mut pruning = Pruning::new(&self.model, imputation, true);
+        let mut pruning = Pruning::new(&self.model, imputation, PrunedWeights::Stay);
         for (index, intake) in self.model.intakes().iter().enumerate() {
             let kept = random_columns(1, index as u64, 0, intake.inputs, kept_count(intake.inputs, gamma));
             pruning.keep(self.device.compute(), self.parameters.dtype(), index, &kept);

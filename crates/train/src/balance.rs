@@ -298,7 +298,7 @@ mod tests {
         });
         let (model, cut) = (Model::from_json(&config).unwrap(), Cut::even(2));
         let (imputation, selection) = (Imputation::Zero, Selection::Random);
-        let prune = Prune { gamma: 0.0, imputation, selection, period_steps: 1, seed: 0 };
+        let prune = Prune { gamma: 0.0, imputation, freeze: true, selection, period_steps: 1, seed: 0 };
         let mode = Mode::Reshard;
         let options = BalanceOptions {
             mode,

@@ -5,7 +5,7 @@ mod shared;
 
 use evenkeel_balance::{Scores, Selection, add_changes, kept_count, random_columns};
 use evenkeel_device::Queue;
-use evenkeel_model::{Imputation, Intake, Model, Parameters, PrunedColumns, PrunedMask, Pruning};
+use evenkeel_model::{Imputation, Intake, Model, Parameters, PrunedColumns, PrunedMask, PrunedWeights, Pruning};
 use evenkeel_store::Digest;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,8 @@ pub struct Prune {
     /// The share of each layer's input columns that is pruned, in 0..1.
     pub gamma: f64,
     pub imputation: Imputation,
+    /// Whether the weights of pruned columns, and what the optimizer keeps of them, stay as they are.
+    pub freeze: bool,
     pub selection: Selection,
     /// Updates between two selections.
     pub period_steps: u32,
@@ -30,6 +32,10 @@ impl Prune {
     /// Equal for equal settings, and almost never for others.
     pub(crate) fn digest(prune: Option<&Prune>) -> u64 {
         Digest::of(format!("{prune:?}").as_bytes()).short()
+    }
+
+    fn weights(&self, repeats: bool) -> PrunedWeights {
+        if self.freeze { PrunedWeights::Stay } else { PrunedWeights::Move { repeats } }
     }
 
     /// The columns of an intake to keep, by scores or at random; by scores, all of them while there are none.
@@ -90,7 +96,7 @@ impl Pruner {
         let columns = |intake: &Intake| Columns { scores: None, snapshot: None, was_kept: vec![true; intake.inputs] };
         Pruner {
             settings,
-            pruning: Pruning::new(model, settings.imputation, repeats_weights),
+            pruning: Pruning::new(model, settings.imputation, settings.weights(repeats_weights)),
             mask: PrunedMask::default(),
             columns: intakes.iter().map(columns).collect(),
             intakes,
@@ -125,7 +131,7 @@ impl Pruner {
     pub fn compute_with(&mut self, model: &Model, is_kept: bool) {
         // The last step's gradients of pruned columns are still there only if this rank keeps those columns.
         let repeats_weights = self.repeats_weights && is_kept;
-        self.pruning = Pruning::new(model, self.settings.imputation, repeats_weights);
+        self.pruning = Pruning::new(model, self.settings.imputation, self.settings.weights(repeats_weights));
         self.is_stale = true;
     }
 
@@ -195,7 +201,9 @@ impl Pruner {
             }
             self.pruning.keep(place.queue, place.parameters.dtype(), index, &kept);
         }
-        let pruned = (0..self.columns.len()).map(|index| self.pruning.pruned(index)).collect();
-        self.mask = PrunedMask::new(place.queue, place.model, &[PrunedColumns { model: place.model, pruned }]);
+        if self.settings.freeze {
+            let pruned = (0..self.columns.len()).map(|index| self.pruning.pruned(index)).collect();
+            self.mask = PrunedMask::new(place.queue, place.model, &[PrunedColumns { model: place.model, pruned }]);
+        }
     }
 }

@@ -12,7 +12,7 @@ use support::{POLICIES, Strategy, check_replicas, compare_curves, micros, spread
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
 
 fn prune(gamma: f64, imputation: Imputation, selection: Selection) -> Prune {
-    Prune { gamma, imputation, selection, period_steps: 2, seed: 5 }
+    Prune { gamma, imputation, freeze: true, selection, period_steps: 2, seed: 5 }
 }
 
 fn llama() -> Model {
@@ -134,6 +134,32 @@ fn what_the_optimizer_has_of_pruned_columns_is_bitwise_unchanged_while_kept_ones
             }
         }
     }
+}
+
+#[test]
+fn imputed_gradients_move_pruned_columns_and_count_in_the_norm_only_if_these_do_not_stay() {
+    let run = |freeze: bool, imputation: Imputation| {
+        let mut trainer = alone(&llama(), DType::F32);
+        trainer.prune(Some(Prune { freeze, ..prune(0.5, imputation, Selection::Random) }));
+        let before = everything(&trainer);
+        let outcome = trainer.step(&micros(&trainer.model, 0), 1e-2).unwrap();
+        let after = everything(&trainer);
+        let moves = |(index, intake): (usize, &Intake)| {
+            let pruned = trainer.pruning().expect("it is pruned").pruned(index);
+            intake.weights.iter().any(|weight| {
+                let (cols, pairs) =
+                    (trainer.model.specs[weight.0].matrix[1], before[weight.0].iter().zip(&after[weight.0]));
+                let of_pruned = pairs.enumerate().filter(|(i, _)| pruned.binary_search(&((i % cols) as u32)).is_ok());
+                of_pruned.into_iter().any(|(_, (before, after))| before != after)
+            })
+        };
+        (trainer.model.intakes().iter().enumerate().any(moves), outcome.grad_norm)
+    };
+    let [(stay, norm), (moves, imputed_norm)] = [true, false].map(|freeze| run(freeze, Imputation::Average));
+    assert!(!stay && moves);
+    assert!(imputed_norm > 1.001 * norm, "{imputed_norm} with the imputed ones, {norm} without");
+    // Imputed zeros are none.
+    assert_eq!(run(true, Imputation::Zero).1, run(false, Imputation::Zero).1);
 }
 
 #[test]

@@ -30,8 +30,14 @@ fn requests(model: &Model) -> Vec<Request> {
     let uneven = Cut { weights: vec![3.0, 1.0], ..Cut::even(2) };
     // Only heads and columns migrate.
     let work = of_shards(&uneven).with(Dim::Columns, of_shards(&Cut::even(2)).of(Dim::Columns).to_vec());
-    let prune =
-        Prune { gamma: 0.25, imputation: Imputation::Zero, selection: Selection::Random, period_steps: 1, seed: 3 };
+    let prune = Prune {
+        gamma: 0.25,
+        imputation: Imputation::Zero,
+        freeze: true,
+        selection: Selection::Random,
+        period_steps: 1,
+        seed: 3,
+    };
     let stretch = WantedElements { elements: 1..4, to_start: 0 };
     vec![
         Request::Throttle { factors: vec![1.0, 1.5] },

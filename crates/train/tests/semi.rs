@@ -47,7 +47,7 @@ fn widths(model: &Model, topology: &Strategy, head_groups: &[usize], ffn: &[usiz
 }
 
 fn prune(ranks: &Ranks, gammas: &[f64], imputation: Imputation, selection: Selection) {
-    let prune = |&gamma: &f64| Some(Prune { gamma, imputation, selection, period_steps: 2, seed: 5 });
+    let prune = |&gamma: &f64| Some(Prune { gamma, imputation, freeze: true, selection, period_steps: 2, seed: 5 });
     ranks.prune(gammas.iter().map(prune).collect()).unwrap();
 }
 
@@ -318,7 +318,7 @@ fn ranks_that_are_resized_by_other_rules_cannot_compute_for_one_another() {
     ranks.migrate(Some(widths(&model, &topology, &[3, 1], &[40, 8]))).unwrap();
     let prune = |period_steps| {
         let (imputation, selection) = (Imputation::Zero, Selection::Random);
-        Some(Prune { gamma: 0.5, imputation, selection, period_steps, seed: 5 })
+        Some(Prune { gamma: 0.5, imputation, freeze: true, selection, period_steps, seed: 5 })
     };
     ranks.prune(vec![prune(2), prune(3)]).unwrap();
     let failure = ranks.step(micros(&model, 0), 1e-2).unwrap_err().to_string();

@@ -374,6 +374,7 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
     if balance.gamma_max == 0.0 {
         let how = [
             ("balance.imputation", balance.imputation != Imputation::Zero),
+            ("balance.freeze", !balance.freeze),
             ("balance.selection", balance.selection != Selection::Priority),
         ];
         for (key, _) in how.into_iter().filter(|(_, is_set)| *is_set) {

@@ -384,6 +384,9 @@ settings! {
         gamma_max: f64 = 0.0, from(0).below(1);
         /// What replaces the gradients of pruned columns.
         imputation: Imputation = Imputation::Zero;
+        /// Whether the weights of pruned columns stay as they are, with what the optimizer keeps of them. If not, updates change them
+        /// by imputed gradients, which also count in the norm of all gradients.
+        freeze: bool = true;
         /// Which columns are pruned: those that change least, or random ones.
         selection: Selection = Selection::Priority;
         /// Steps between two selections of columns.

@@ -82,6 +82,7 @@ fn prune(settings: &Settings) -> Prune {
     Prune {
         gamma: 0.0,
         imputation: balance.imputation,
+        freeze: balance.freeze,
         selection: balance.selection,
         period_steps: balance.period,
         seed: settings.train.seed,

@@ -28,13 +28,22 @@ pub enum Imputation {
     Same,
 }
 
+/// What becomes of the weights of pruned columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrunedWeights {
+    /// No update changes them, so their gradients are zero and enter no norm.
+    Stay,
+    /// Updates change them by imputed gradients. `repeats` is true for one of the ranks that hold the same parameters, have different
+    /// samples and sum their gradients: it repeats those of the last step.
+    Move { repeats: bool },
+}
+
 /// The columns that the linear layers of a shard keep.
 pub struct Pruning {
     imputation: Imputation,
     intakes: Vec<State>,
     by_weight: HashMap<ParamId, usize>,
-    /// Whether this rank repeats the last step's gradients of pruned columns.
-    repeats_weights: bool,
+    weights: PrunedWeights,
     /// Steps begun since the last values were forgotten.
     steps: Cell<u32>,
 }
@@ -66,9 +75,8 @@ struct Pruned {
 }
 
 impl Pruning {
-    /// Keeps every column at first. `repeats_weights` is true for one of the ranks that hold the same parameters, have different
-    /// samples and sum their gradients.
-    pub fn new(model: &Model, imputation: Imputation, repeats_weights: bool) -> Pruning {
+    /// Keeps every column at first.
+    pub fn new(model: &Model, imputation: Imputation, weights: PrunedWeights) -> Pruning {
         let (mut intakes, mut by_weight) = (Vec::new(), HashMap::new());
         for (index, intake) in model.intakes().into_iter().enumerate() {
             by_weight.extend(intake.weights.iter().map(|&weight| (weight, index)));
@@ -77,7 +85,7 @@ impl Pruning {
                 (intake.weights.iter().map(outputs).collect(), RefCell::default(), Cell::new(0));
             intakes.push(State { intake, outputs, pruned: None, last, completed });
         }
-        Pruning { imputation, intakes, by_weight, repeats_weights, steps: Cell::new(0) }
+        Pruning { imputation, intakes, by_weight, weights, steps: Cell::new(0) }
     }
 
     /// As [`Model::intakes`] lists them.
@@ -243,10 +251,12 @@ impl PrunedLayer<'_> {
         let narrow = queue.tensor(a.cols, b.cols, DType::F32);
         queue.launch(Product::new(Order::TN, a, b, &narrow));
         let (dweight, accumulate) = gradients.overwrite_or_add(queue, self.weight);
-        let repeats =
-            self.pruning.repeats_weights && self.pruning.steps.get() > 1 && !self.state.intake.is_summed(self.weight);
+        let (moves, repeats) = match self.pruning.weights {
+            PrunedWeights::Stay => (false, false),
+            PrunedWeights::Move { repeats } => (true, repeats && !self.state.intake.is_summed(self.weight)),
+        };
         match self.pruning.imputation {
-            Imputation::Average => {
+            Imputation::Average if moves => {
                 let means = if transposed {
                     column_means(queue, &narrow, pruned.cols)
                 } else {
@@ -255,9 +265,9 @@ impl PrunedLayer<'_> {
                 scatter(queue, &means, pruned, transposed, dweight.view(), accumulate);
             }
             // Clearing touches no memory, so the last step's gradient is still there.
-            Imputation::Same if repeats => (),
-            Imputation::Zero | Imputation::Same if accumulate => (),
-            Imputation::Zero | Imputation::Same => queue.launch(Fill { out: dweight.view(), value: 0.0 }),
+            Imputation::Same if repeats && self.pruning.steps.get() > 1 => (),
+            _ if accumulate => (),
+            _ => queue.launch(Fill { out: dweight.view(), value: 0.0 }),
         }
         scatter(queue, &narrow, kept, transposed, dweight.view(), accumulate);
     }

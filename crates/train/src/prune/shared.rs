@@ -61,7 +61,9 @@ impl Pruner {
             let pruned = columns.iter().map(Vec::as_slice).collect();
             left_out.push(PrunedColumns { model: &shared.work[*shard], pruned });
         }
-        self.mask = PrunedMask::new(place.queue, place.model, &left_out);
+        if self.settings.freeze {
+            self.mask = PrunedMask::new(place.queue, place.model, &left_out);
+        }
     }
 
     /// By shard: the share that it prunes. Shards may differ in that and in nothing else.

@@ -241,6 +241,7 @@ impl Arguments {
             prune: Prune {
                 gamma: 0.0,
                 imputation: Imputation::Zero,
+                freeze: true,
                 selection: Selection::Random,
                 period_steps: 100,
                 seed: 0,

@@ -37,7 +37,7 @@ struct Way {
     choice: Choice,
     dtype: DType,
     micros: usize,
-    repeats_weights: bool,
+    weights: PrunedWeights,
 }
 
 /// Every combination of a policy, a choice, a dtype and a number of micro-batches.
@@ -46,11 +46,13 @@ fn ways() -> Vec<Way> {
     for imputation in [Imputation::Zero, Imputation::Average, Imputation::Same] {
         for choice in [Choice::Priority, Choice::Random] {
             for (dtype, micros) in [(DType::F32, 1), (DType::F32, 2), (DType::Bf16, 1), (DType::Bf16, 2)] {
-                ways.push(Way { imputation, choice, dtype, micros, repeats_weights: true });
+                let weights = PrunedWeights::Move { repeats: true };
+                ways.push(Way { imputation, choice, dtype, micros, weights });
+                ways.push(Way { imputation, choice, dtype, micros, weights: PrunedWeights::Stay });
             }
         }
     }
-    ways.push(Way { repeats_weights: false, ..ways[ways.len() - 3] });
+    ways.push(Way { weights: PrunedWeights::Move { repeats: false }, ..ways[ways.len() - 6] });
     ways
 }
 
@@ -272,7 +274,7 @@ fn compare(what: &str, ours: &[f32], expected: &[f32], dtype: DType, largest: f6
 fn check_body(what: &str, model: &Model, unit: usize, way: Way) {
     let mut setting = Setting::new(model, way);
     let body = model.units[unit].body();
-    let mut pruning = Pruning::new(model, way.imputation, way.repeats_weights);
+    let mut pruning = Pruning::new(model, way.imputation, way.weights);
     let (mut memory, mut kept) = (Memory::default(), Vec::new());
     for step in 0..4 {
         let weights = setting.draw();
@@ -320,9 +322,10 @@ fn check_weights(what: &str, setting: &Setting, body: &Body, way: Way, kept: &[V
         let mut matrix = Matrix::read(queue, &setting.masked_gradients.sum(queue, id));
         if let Some(index) = setting.intake_of(id) {
             let intake = &setting.intakes[index];
-            let repeats = way.repeats_weights && !intake.is_summed(id);
+            let repeats = way.weights == PrunedWeights::Move { repeats: true } && !intake.is_summed(id);
             let last = memory.weights.get(&id).filter(|_| repeats);
-            matrix.impute(way.imputation, last, &kept[index], intake.transposed);
+            let imputation = if way.weights == PrunedWeights::Stay { Imputation::Zero } else { way.imputation };
+            matrix.impute(imputation, last, &kept[index], intake.transposed);
             memory.weights.insert(id, matrix.clone());
         }
         matrix.values
