@@ -5,7 +5,7 @@ mod support;
 
 use evenkeel_device::DType;
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Context, Gradients, LossOptions, Model, RotaryTables, ZeroSharding};
+use evenkeel_model::{Context, Gradients, LossOptions, Model, RotaryTables, ZeroSharding, check_description};
 use evenkeel_store::{DESCRIPTION, Folder, read_config};
 use serde_json::{Value, json};
 use support::{device, golden, golden_batch};

@@ -9,7 +9,7 @@ use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Queue, Tensor};
 use evenkeel_store::Folder;
 
-use super::{Imputation, Pruning};
+use super::{Imputation, PrunedWeights, Pruning};
 use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::op::Op;
 use crate::lossy::intake::Intake;
