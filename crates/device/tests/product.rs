@@ -4,7 +4,7 @@ mod support;
 
 use evenkeel_device::kernel::{Activation, Copy, Order, Product, Term};
 use evenkeel_device::{DType, Queue, Tensor};
-use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
+use support::{DTYPES, Random, assert_close, on_cuda, rounded, run, strided, tolerance};
 
 const ORDERS: [Order; 3] = [Order::NN, Order::NT, Order::TN];
 
@@ -110,6 +110,12 @@ impl Case {
         std::iter::once(out).chain(preactivation).collect()
     }
 
+    /// A GPU's tensor units cut off the last bits of each partial sum, which shows in long ones.
+    fn tolerance(&self) -> f64 {
+        let is_cut_off = on_cuda() && self.dtype == DType::Bf16 && self.dims[2] > 2000;
+        tolerance(self.out) * if is_cut_off { 2.0 } else { 1.0 }
+    }
+
     /// The plain twin.
     fn expected(&self) -> Vec<Vec<f64>> {
         let [m, n, k] = self.dims;
@@ -178,7 +184,7 @@ fn check(cases: &[Case]) {
         cases.iter().flat_map(|case| case.expected().into_iter().map(|values| (*case, values))).collect();
     assert_eq!(results.len(), expected.len());
     for (actual, (case, expected)) in results.iter().zip(expected) {
-        assert_close(&format!("{case:?}"), actual, &expected, tolerance(case.out));
+        assert_close(&format!("{case:?}"), actual, &expected, case.tolerance());
     }
 }
 
