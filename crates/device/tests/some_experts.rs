@@ -81,6 +81,9 @@ fn pairs_of_the_first_expert_come_first_and_the_others_follow_in_turn() {
     }
 }
 
+/// Launches a kernel on an operand and a result, with a count or without.
+type Launch<'a> = &'a dyn Fn(&Queue, &Routed, View, View, Option<RowCount>);
+
 /// What kernels that count rows do to the first rows of a matrix, without a count and with one: rows that are not there hold NaN
 /// before and after.
 fn compare(
@@ -89,7 +92,7 @@ fn compare(
     held: &std::ops::Range<usize>,
     [width, out_width]: [usize; 2],
     dtype: DType,
-    launch: impl Fn(&Queue, &Routed, View, View, Option<RowCount>),
+    launch: Launch,
 ) {
     let [tokens, _, k] = case;
     let rows = tokens * k.min(held.len());
@@ -117,7 +120,7 @@ fn rows_of_other_experts_are_left_alone() {
     for (case, held) in CASES {
         for (width, dtype) in WIDTHS.into_iter().flat_map(|width| DTYPES.map(|dtype| (width, dtype))) {
             let k = case[2];
-            let compare = |what: &str, widths, launch: &dyn Fn(&Queue, &Routed, View, View, Option<RowCount>)| {
+            let compare = |what: &str, widths, launch: Launch| {
                 compare(what, case, &held, widths, dtype, launch);
             };
             compare("GatherPairs", [width, width], &|queue, routed, _, out, count| {
